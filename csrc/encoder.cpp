@@ -140,6 +140,14 @@ void Encoder<Device, T>::embed(Context<Device>& context, const Batch& batch, con
   if (copy) quantise<Device, T>(context, x, batch.tokens(), c.hidden, copy);
 }
 
+// The same, of a later stage.
+template <class Device, class T>
+void Encoder<Device, T>::go_on(Context<Device>& context, const Batch& batch, const Buffers& b, T* x) const {
+  copy_on_device(context, batch.hidden, x, batch.tokens() * config_.hidden * sizeof(T));
+  if (const Operand copy = layers_.read_first(b.layers))
+    quantise<Device, T>(context, x, batch.tokens(), config_.hidden, copy);
+}
+
 template <class Device, class T>
 void Encoder<Device, T>::forward(Context<Device>& context, const Batch& batch, const Plan& plan, Workspace workspace,
                                  T* out, const HiddenStateHook<T>& hook) const {
@@ -153,11 +161,17 @@ void Encoder<Device, T>::forward(Context<Device>& context, const Batch& batch, c
                ", which compute together alone: load them with parallel=\"tensor\"");
   if (batch.tokens() > 0 && batch.output_rows() > 0) {
     FTBERT_CHECK(batch.positions, "a batch lacks its positions (layers/positions.h)");
+    FTBERT_CHECK(config_.stage.first() || batch.hidden, "these weights are stage ", config_.stage.index, " of ",
+                 config_.stage.count,
+                 ", which goes on from what the one before has left: load them with parallel=\"pipeline\"");
     Buffers b = carve(workspace, batch, plan.schedule);
     T* const x = choose ? b.x : out;
     if (int32_t* const arrivals = b.layers.attention_scratch.arrivals)
       clear_on_device(context, arrivals, attention_arrivals<Device>() * sizeof(int32_t));
-    embed(context, batch, b, x);
+    if (config_.stage.first())
+      embed(context, batch, b, x);
+    else
+      go_on(context, batch, b, x);
 
     const int64_t layers = config_.depth() - (choose && config_.depth() > 0);
     if (b.alone.size() > 1 && !hook) {

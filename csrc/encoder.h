@@ -52,6 +52,7 @@ class Encoder {
   struct Buffers;
   Buffers carve(Workspace& workspace, const Batch& batch, const Schedule& schedule) const;
   void embed(Context<Device>&, const Batch&, const Buffers& b, T* x) const;
+  void go_on(Context<Device>&, const Batch&, const Buffers& b, T* x) const;
 
   const EncoderConfig config_;
   const Weights<T> weights_;

@@ -9,7 +9,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ftbert.checkpoint import Checkpoint, CheckpointConfig, HeadConfig, cut, shard_of
+from ftbert.checkpoint import (
+    WORD_TABLE,
+    Checkpoint,
+    CheckpointConfig,
+    EncoderConfig,
+    HeadConfig,
+    cut,
+    shard_of,
+    stages_of,
+)
 from ftbert.devices import check_range, stream_dtype
 from ftbert.dtypes import INT8, STORED_DTYPES
 from ftbert.forked import note_fork
@@ -30,11 +39,12 @@ class Built(NamedTuple):
 
 class Ranks(NamedTuple):
     """Who shares a model: the first of these ranks is first, and there are `size`. group: the name of the process group
-    that they are processes of; "": all are here, one on each device."""
+    that they are processes of; "": all are here, one on each device. stages: each has layers, not a share of all."""
 
     first: int = 0
     size: int = 1
     group: str = ""
+    stages: bool = False
 
 
 ALONE = Ranks()
@@ -49,7 +59,7 @@ def build(
     live: torch.nn.Module | None = None,
     ranks: Ranks = ALONE,
 ) -> Built:
-    """places: of each rank that is here; heads are the first one's. asked: None for "auto". live: the module that
+    """places: of each rank that is here; heads are on the first, where ids come and results go. asked: None for "auto". live: the module that
     `checkpoint` was opened from. Raises what `ftbert.load` does."""
     place = places[0]
     element, quantizes_to = types_of(checkpoint, place, asked)
@@ -69,48 +79,78 @@ def build(
         return Built(encoder, checkpoint, loaded, stored.config)
 
 
+class _Part(NamedTuple):
+    """What one device holds. shapes: of its tensors."""
+
+    place: torch.device
+    config: EncoderConfig
+    shapes: dict[str, list[int]]
+    weights: dict[str, torch.Tensor]
+
+
 def _encoder(
     stored: Checkpoint, places: Sequence[torch.device], element: torch.dtype, attention: str, ranks: Ranks
 ) -> Any:
     """stored: what its weights are read from, the user's checkpoint or the same model with 8-bit matrices. element: of
     the matrices that are not."""
     whole = stored.config.encoder
-    configs = [whole]
-    if ranks.size > 1:
-        configs = [shard_of(whole, ranks.first + i, ranks.size) for i in range(len(places))]
-    shapes = [config.weight_shapes() for config in configs]
+    configs = _configs(whole, ranks)
+    parts = [
+        _Part(place, config, config.weight_shapes(), {})
+        for place, config in zip(places, configs[ranks.first :], strict=False)
+    ]
 
-    def shares(name: str, dtype: torch.dtype) -> list[torch.Tensor]:
+    def shares(name: str, dtype: torch.dtype) -> list[tuple[_Part, torch.Tensor]]:
         tensor = stored.read(name, dtype)
-        if ranks.size == 1:
-            return [tensor]
-        return [cut(name, tensor, whole, *one) for one in zip(shapes, configs, strict=True)]
+        return [
+            (part, tensor if part.config.shard is None else cut(name, tensor, whole, part.shapes, part.config))
+            for part in parts
+            if name in part.shapes
+        ]
 
     # One tensor at a time: cut, and repacked or moved before the next is read, so that memory peaks at its size.
-    weights: list[dict[str, torch.Tensor]] = [{} for _ in places]
-    specs = whole.weight_specs()
+    here = {name for part in parts for name in part.shapes}
+    specs = [spec for spec in whole.weight_specs() if spec.name in here]
     in_blocks = {spec.name for spec in specs if spec.matrix and spec.stored == "q8_0"}
     for spec in specs:
         if spec.name.removesuffix(".scale") in in_blocks:
             if spec.matrix:
                 scales = shares(f"{spec.name}.scale", torch.float16)
-                for place, mine, *parts in zip(places, weights, shares(spec.name, torch.int8), scales, strict=True):
-                    mine[spec.name] = torch.ops.ftbert.pack_q8_0(*(part.to(place) for part in parts))
+                for (part, values), (_, scale) in zip(shares(spec.name, torch.int8), scales, strict=True):
+                    pair = (values.to(part.place), scale.to(part.place))
+                    part.weights[spec.name] = torch.ops.ftbert.pack_q8_0(*pair)
             continue
         kept = STORED_DTYPES.get(spec.stored)
         stream = stream_dtype(places[0], element)
-        for place, mine, part in zip(
-            places, weights, shares(spec.name, kept or (element if spec.matrix else stream)), strict=True
-        ):
-            packable = place.type == "cpu" and spec.matrix and kept in (None, torch.int8)
-            mine[spec.name] = torch.ops.ftbert.pack_weight(part) if packable else part.to(place)
+        for part, tensor in shares(spec.name, kept or (element if spec.matrix else stream)):
+            packable = part.place.type == "cpu" and spec.matrix and kept in (None, torch.int8)
+            part.weights[spec.name] = torch.ops.ftbert.pack_weight(tensor) if packable else tensor.to(part.place)
     made = []
-    for place, mine, config in zip(places, weights, configs, strict=True):
-        gemm_table.install(place)
-        made.append(torch.classes.ftbert.Encoder(mine, config.text(), attention))
+    for part in parts:
+        gemm_table.install(part.place)
+        made.append(torch.classes.ftbert.Encoder(part.weights, part.config.text(), attention))
+    if ranks.stages:
+        shared = {WORD_TABLE: _word_table(stored, parts[0], stream_dtype(places[0], element))}
+        firsts = [config.stage.first_layer for config in configs if config.stage is not None]
+        return torch.classes.ftbert.Encoder.pipeline_parallel(made, whole.text(), firsts, shared, ranks.group)
     if ranks.group:
         made[0].join(ranks.group)
     return made[0] if len(made) == 1 else torch.classes.ftbert.Encoder.tensor_parallel(made)
+
+
+def _configs(whole: EncoderConfig, ranks: Ranks) -> list[EncoderConfig]:
+    """Of all ranks, also where they are other processes."""
+    if ranks.stages:
+        return stages_of(whole, ranks.size)
+    return [shard_of(whole, rank, ranks.size) for rank in range(ranks.size)] if ranks.size > 1 else [whole]
+
+
+def _word_table(stored: Checkpoint, first: _Part, dtype: torch.dtype) -> torch.Tensor:
+    """What tied heads read, on the first device here, also where another process has the embeddings."""
+    if WORD_TABLE in first.weights:
+        return first.weights[WORD_TABLE]
+    tied = any(head.tied for head in stored.config.heads)
+    return (stored.read(WORD_TABLE, dtype) if tied else torch.empty(0, dtype=dtype)).to(first.place)
 
 
 def _load_heads(checkpoint: Checkpoint, place: torch.device, element: torch.dtype) -> list[Head]:

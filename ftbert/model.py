@@ -50,8 +50,12 @@ def load(
 
     source: an ftbert or HuggingFace folder, an .onnx or .gguf file, a hub id, or a live transformers model. device:
     "cpu", "cuda", "cuda:1"; several GPUs, as a list or "cuda:*" for all, have a replica each, and the calls that take
-    texts share their batches among them (docs/several_gpus.md). parallel: "tensor": one model instead, of whose layers
-    each device has a share, or each process of torch.distributed's default group, on its own device. dtype: fp32, fp16
+    texts share their batches among them (docs/several_gpus.md). parallel: one model instead, over these devices or over
+    the processes of torch.distributed's default group, each on its own device, which all make the same calls and get
+    the same results. "tensor": each has a share of every layer. "pipeline": each has some of the layers, and the first
+    the embeddings and the heads; ids and results lie there. Large calls go through in parts of whole sequences, so that
+    the devices work at once; a call that has its mask or cu_seqlens on a GPU then waits for them. `generate` refuses
+    such a model. dtype: fp32, fp16
     (GPU only), bf16, fp8 (compute capability 9.0 only), int8 (CPUs with VNNI, AVX-VNNI or AMX), q8_0 (GPUs from compute
     capability 8.0 on, CPUs); on the CPU bf16 is that of the matrix products' operands, with float sums: all else and
     the results are float32. "auto": as the weights are stored, q8_0 where a GGUF file of a decoder has most of them in

@@ -9,7 +9,7 @@ from torch import distributed
 
 from ftbert.building import ALONE, Ranks
 
-WORDS = ("tensor",)
+WORDS = ("tensor", "pipeline")
 
 
 def find_ranks(parallel: str | None, places: Sequence[torch.device]) -> Ranks:
@@ -19,8 +19,9 @@ def find_ranks(parallel: str | None, places: Sequence[torch.device]) -> Ranks:
         return ALONE
     if parallel not in WORDS:
         raise ValueError(f"parallel: expected {' or '.join(map(repr, WORDS))}, got {parallel!r}")
+    stages = parallel == "pipeline"
     if len(places) > 1:
-        return Ranks(size=len(places))
+        return Ranks(size=len(places), stages=stages)
     if not distributed.is_available() or not distributed.is_initialized():
         raise ValueError(
             f"parallel={parallel!r} shares a model among several devices, and got {places[0]} alone: name them "
@@ -29,4 +30,4 @@ def find_ranks(parallel: str | None, places: Sequence[torch.device]) -> Ranks:
         )
     group = distributed.group.WORLD
     assert group is not None
-    return Ranks(group.rank(), group.size(), group.group_name)
+    return Ranks(group.rank(), group.size(), group.group_name, stages and group.size() > 1)

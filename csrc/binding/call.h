@@ -2,6 +2,7 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <optional>
 
 namespace ftbert::binding {
@@ -16,6 +17,9 @@ struct Call {
   std::optional<at::Tensor> rows = {};       // int64 or int32 [n], packed tokens: of Want::rows
   // Of packed input: tokens of the first sequence, behind which all others go on; max_seqlen counts them with each.
   int64_t shared_prefix = 0;
+  // Of a later stage: what the one before has left of these tokens, [tokens, hidden] on this one's device. Asked once,
+  // when all else has been checked.
+  std::function<at::Tensor(int64_t tokens)> hidden = {};
 };
 
 enum class Want {

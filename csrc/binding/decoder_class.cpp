@@ -24,6 +24,9 @@ const int32_t* host_integers(const char* name, const at::Tensor& t, int64_t coun
 constexpr int64_t kUnreadRows = 8;  // of a head whose logits nobody reads; as few as a product by q8_0 has
 
 c10::intrusive_ptr<EncoderClass> first_rank(const c10::intrusive_ptr<EncoderClass>& encoder) {
+  FTBERT_CHECK(!encoder->in_stages(),
+               "a model in stages (parallel=\"pipeline\") keeps no keys and values of earlier tokens, and generates no "
+               "text: load it on one device or with parallel=\"tensor\"");
   return encoder->shards().empty() ? encoder : encoder->shards().front();
 }
 

@@ -168,10 +168,19 @@ EncoderClass::EncoderClass(std::vector<c10::intrusive_ptr<EncoderClass>> shards)
   device_ = first.device_, dtype_ = first.dtype_;
 }
 
+EncoderClass::EncoderClass(const Stages& stages)
+    : weights_(stages.shared), description_(stages.config), config_(EncoderConfig::parse(description_)), in_stages_(true) {
+  FTBERT_CHECK(!stages.here.empty(), "expected at least one stage");
+  const EncoderClass& first = *stages.here.front();
+  attention_ = first.attention_, device_ = first.device_, dtype_ = first.dtype_;
+  for (const auto& stage : stages.here) matrix_dtypes_.insert(stage->matrix_dtypes_.begin(), stage->matrix_dtypes_.end());
+  engine_ =
+      stages.process_group.empty() ? make_engine_of_stages(stages) : make_engine_of_process_stages(stages, config_);
+}
+
 TensorDict EncoderClass::weights() const {
-  FTBERT_CHECK(shards_.empty(),
-               "the weights of this model lie on several devices, as shards: load it on one to save "
-               "or move it");
+  FTBERT_CHECK(shards_.empty() && !in_stages_, "the weights of this model lie on several devices, as ",
+               in_stages_ ? "stages" : "shards", ": load it on one to save or move it");
   TensorDict all;
   for (const WeightSpec& spec : weight_specs(config_)) {
     const auto it = packed_.find(spec.name);
@@ -209,9 +218,9 @@ StringDict EncoderClass::info() const {
   if (!device_.is_cpu()) return all;  // attention's own products are of the stream's type
   std::set<std::string> attention;
   for (const LayerConfig& layer : config_.layers) {
-    const std::string qkv = layer_prefix(layer) + "attention.qkv.weight";
-    const bool narrow =
-        all.at("attention") == "fused" && attention_operand<Cpu, float>(matrix_dtypes_.at(qkv)) != DType::fp32;
+    const auto qkv = matrix_dtypes_.find(layer_prefix(layer) + "attention.qkv.weight");
+    if (qkv == matrix_dtypes_.end()) continue;  // another process's
+    const bool narrow = all.at("attention") == "fused" && attention_operand<Cpu, float>(qkv->second) != DType::fp32;
     attention.insert(narrow ? attention_products(layer.attention.heads.size) : "fp32");
   }
   std::string words;

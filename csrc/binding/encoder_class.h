@@ -17,6 +17,7 @@ using TensorDict = c10::Dict<std::string, at::Tensor>;
 using StringDict = c10::Dict<std::string, std::string>;
 
 struct AnyCommunicator;  // binding/ranks.h
+struct Stages;
 class RankRunner;        // binding/rank_runner.h
 
 // What differs between (device, dtype) pairs, behind one virtual call.
@@ -50,6 +51,8 @@ class EncoderClass : public torch::CustomClassHolder {
 
   // The ranks of one process: each shard, in their order, on a device of its own (binding/ranks.h).
   explicit EncoderClass(std::vector<c10::intrusive_ptr<EncoderClass>> shards);
+  // A model in stages.
+  explicit EncoderClass(const Stages& stages);
 
   const Engine& engine() const { return *engine_; }
   Engine& engine() { return *engine_; }
@@ -65,6 +68,7 @@ class EncoderClass : public torch::CustomClassHolder {
   std::string description() const { return description_; }  // the config as it was given
   std::string attention() const { return attention_; }
   const std::vector<c10::intrusive_ptr<EncoderClass>>& shards() const { return shards_; }  // empty: this is one
+  bool in_stages() const { return in_stages_; }
   StringDict info() const;
   // bf16 on the CPU: the matrices alone.
   c10::intrusive_ptr<EncoderClass> to(at::Device device, at::ScalarType dtype) const;
@@ -80,6 +84,7 @@ class EncoderClass : public torch::CustomClassHolder {
   at::Device device_{at::kCPU};
   at::ScalarType dtype_ = at::kFloat;
   std::vector<c10::intrusive_ptr<EncoderClass>> shards_;
+  bool in_stages_ = false;
   std::unique_ptr<Engine> engine_;
 };
 

@@ -43,9 +43,17 @@ class EngineOf : public Engine {
     Result r{call.cu_seqlens ? check_packed<Device>(on.context, device_, c, call.input_ids, *call.cu_seqlens,
                                                     call.max_seqlen, call.token_type_ids)
                              : unpad<Device>(on.context, device_, c, call.input_ids, call.attention_mask,
-                                             call.token_type_ids, wait(wants))};
-    if (call.shared_prefix != 0) share_prefix(r.input, call.shared_prefix, call.max_seqlen);
+                                             call.token_type_ids, call.hidden ? Wait::first : wait(wants))};
+    FTBERT_CHECK(r.input.padded() || !asks_for(wants, Want::packed_index),
+                 "want: packed_index is of padded ids; these are packed");
+    std::optional<SharedPrefix<Device>> prefix;
+    if (call.shared_prefix != 0) {
+      share_prefix(r.input, call.shared_prefix, call.max_seqlen);
+      prefix.emplace(c, attention_path(), kDType<T>, r.input.batch);
+    }
     if (asks_for(wants, Want::rows)) choose_rows(r.input, call.rows);
+    // Here nothing can be wrong with the call any more: a stage in another process sees that, too, and has sent.
+    if (call.hidden) go_on_from(r.input, call.hidden(r.input.batch.tokens()), c.hidden, kDType<T>);
     r.named = r.input.batch.rows;
     r.input.batch.rows = r.rows_of(rows_read(wants));
 
@@ -60,7 +68,7 @@ class EngineOf : public Engine {
     } else {
       HiddenStateHook<T> hook;
       if (states) hook = keep_states(on.context, r);
-      r.memory = run(on, r.input, hook);
+      r.memory = run(on, r.input, prefix, hook);
       r.hidden = data<T>(r.memory);
     }
     std::vector<at::Tensor> made;
@@ -169,13 +177,12 @@ class EngineOf : public Engine {
   at::Tensor empty(at::IntArrayRef shape) const { return at::empty(shape, options(scalar_type_of(kDType<T>))); }
 
   // [rows_with_slack(output_rows), hidden]
-  at::Tensor run(CallContext<Device>& call, const CheckedInput& input, const HiddenStateHook<T>& hook) const {
+  at::Tensor run(CallContext<Device>& call, const CheckedInput& input, std::optional<SharedPrefix<Device>>& prefix,
+                 const HiddenStateHook<T>& hook) const {
     const EncoderConfig& c = encoder_.config();
     Context<Device>& context = call.for_products(weight_scratch(call.context, input.batch));
     Batch batch = input.batch;
     const at::Tensor hidden = empty({rows_with_slack<Device>(batch.output_rows()), c.hidden});
-    std::optional<SharedPrefix<Device>> prefix;
-    if (batch.shared_prefix > 0) prefix.emplace(c, attention_path(), kDType<T>, batch);
     const auto plan = encoder_.plan(context, batch);
     const auto take = [&](Workspace& from) -> Positions {
       if (!prefix) return Positions::take(from, c, batch.tokens(), input.padded());
@@ -237,9 +244,7 @@ class EngineOf : public Engine {
         return out;
       }
       case Want::packed_tokens: return kept(call.context, r, batch.tokens());
-      case Want::packed_index:
-        FTBERT_CHECK(r.input.padded(), "want: packed_index is of padded ids; these are packed");
-        return r.input.to_packed;
+      case Want::packed_index: return r.input.to_packed;
       case Want::cu_seqlens: return r.input.cu_seqlens;
       case Want::first:
       case Want::last:

@@ -250,6 +250,18 @@ void choose_rows(CheckedInput& input, const std::optional<at::Tensor>& rows) {
   input.batch.rows = {RowKind::any, index, count};
 }
 
+void go_on_from(CheckedInput& input, const at::Tensor& hidden, int64_t cols, DType dtype) {
+  plain("hidden", hidden);
+  const at::ScalarType type = scalar_type_of(dtype);
+  const int64_t tokens = input.batch.tokens();
+  FTBERT_CHECK(has_shape(hidden, {tokens, cols}) && hidden.scalar_type() == type && hidden.is_contiguous() &&
+                   hidden.device() == input.input_ids.device(),
+               "hidden: expected contiguous ", at::toString(type), " [", tokens, ", ", cols, "] on ",
+               input.input_ids.device().str(), ", got ", describe(hidden));
+  input.hidden = hidden;
+  input.batch.hidden = data<void>(hidden);
+}
+
 #define FTBERT_INSTANTIATE(D)                                                                               \
   template CheckedInput unpad<D>(Context<D>&, at::Device, const EncoderConfig&, const at::Tensor&,          \
                                  const std::optional<at::Tensor>&, const std::optional<at::Tensor>&, Wait); \

@@ -64,7 +64,7 @@ class PendingInfo {
 // `batch` points into the tensors beside it, all but its positions, which are found where it runs; mask, to_padded and
 // to_packed are of padded input alone.
 struct CheckedInput {
-  at::Tensor input_ids, mask, to_padded, to_packed, cu_seqlens, rows;
+  at::Tensor input_ids, mask, to_padded, to_packed, cu_seqlens, rows, hidden;
   std::optional<at::Tensor> token_type_ids;
   Batch batch;
   std::unique_ptr<PendingInfo> counting;  // what the GPU is still counting
@@ -89,6 +89,9 @@ CheckedInput unpad(Context<Device>& context, at::Device device, const EncoderCon
 // The indices of packed tokens int32/int64 [n] become the rows of its batch that are read; on the CPU they are looked
 // at.
 void choose_rows(CheckedInput& input, const std::optional<at::Tensor>& rows);
+
+// Of a later stage: what its batch goes on from, [tokens, hidden] of the stream's type. Error for another shape.
+void go_on_from(CheckedInput& input, const at::Tensor& hidden, int64_t cols, DType dtype);
 
 // The first sequence, of `prefix` tokens, is what the others of packed input go on behind; on the CPU the offsets are
 // looked at. max_seqlen: at least the longest sequence with the prefix.

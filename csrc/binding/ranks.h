@@ -29,6 +29,23 @@ struct AnyCommunicator {
 // GPUs. Its ranks are the processes. Error where the group is not `shard.size` processes, or this one is another rank.
 AnyCommunicator join_process_group(const std::string& name, const Shard& shard, at::Device device);
 
+// A model whose layers lie on several devices, one stage after another. here: the stages of this process, in order; all,
+// or with the name of a process group its own, whose number is the process's.
+struct Stages {
+  std::vector<c10::intrusive_ptr<EncoderClass>> here;
+  std::string config;                 // of the whole model, as given
+  std::vector<int64_t> first_layers;  // by stage
+  std::string process_group;
+  TensorDict shared;  // what heads read by `weight`, on the first of `here`'s device
+};
+
+// Calls go through them by micro-batches (binding/micro_batches.h); ids and results lie on the first's device.
+std::unique_ptr<Engine> make_engine_of_stages(const Stages& stages);
+// Every process makes the same calls, and gets what the last stage makes.
+std::unique_ptr<Engine> make_engine_of_process_stages(const Stages& stages, const EncoderConfig& whole);
+// For people: "layers 0 to 5 on cuda:0".
+std::string layers_of(const EncoderClass& stage);
+
 // The ranks of one process, one on each shard's device: a call runs on all of them, and gives what the first makes.
 // Calls follow each other, whatever streams they come on. An exception of one rank ends the call on all.
 std::unique_ptr<Engine> make_engine_of_ranks(const std::vector<c10::intrusive_ptr<EncoderClass>>& shards);

@@ -64,6 +64,7 @@ struct Replay<Device, T>::Recording {
   int64_t* types = nullptr;
   int32_t* cu_seqlens = nullptr;
   int64_t* rows = nullptr;
+  T* input = nullptr;  // [tokens, hidden] of a later stage
   Positions positions;
   Batch batch;
   T* hidden = nullptr;
@@ -81,13 +82,15 @@ struct Replay<Device, T>::Recording {
     positions = Positions::take(all, c, size.tokens, /*padded=*/true);
     cu_seqlens = all.take<int32_t>(size.sequences + 1);
     rows = all.take<int64_t>(size.named_rows);
+    if (!c.stage.first()) input = all.take<T>(size.tokens * c.hidden);
     gemm_workspace = all.take<char>(static_cast<int64_t>(context.gemm_workspace_bytes));
     batch = {.sequences = Sequences::of_tokens(cu_seqlens, size.sequences, size.longest, size.tokens),
              .ids = ids,
              .types = c.token_types > 0 ? types : nullptr,
              .positions = positions.ids,
              .columns = positions.columns,
-             .rows = {size.rows, rows, size.named_rows}};
+             .rows = {size.rows, rows, size.named_rows},
+             .hidden = input};
     hidden = all.take<T>(rows_with_slack<Device>(batch.output_rows()) * c.hidden);
     plan = encoder.plan(context, batch);
     workspace = Workspace(all.take<char>(static_cast<int64_t>(plan.bytes)), plan.bytes);
@@ -213,6 +216,7 @@ void Replay<Device, T>::stage(Context<Device>& context, const Batch& batch, Reco
   // Behind them are those of calls before: rows that nobody reads.
   if (batch.rows.count > 0)
     copy_on_device(context, batch.rows.index, recording.rows, batch.rows.count * sizeof(int64_t));
+  if (recording.input) copy_on_device(context, batch.hidden, recording.input, s.rows * c.hidden * sizeof(T));
 }
 
 template <class Device, class T>

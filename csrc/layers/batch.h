@@ -32,6 +32,8 @@ struct Batch {
   const KvCache* cache = nullptr;       // which keys and values are stored in, and read from
   const int32_t* cache_rows = nullptr;  // [tokens], with a cache: where those of a token go
   int64_t shared_prefix = 0;            // with a cache: tokens of the first sequence, that all others go on behind
+  // [tokens, hidden] of the stream's type: what the stage before has left, where this is a later one.
+  const void* hidden = nullptr;
 
   int64_t tokens() const { return sequences.rows; }  // on a GPU an upper bound
   // [tokens] by which a rotation turns. Positions that are not columns come with these.

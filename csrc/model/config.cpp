@@ -152,7 +152,7 @@ bool read_layers(Section& read, const EncoderConfig& model, std::vector<LayerCon
                      " heads, the layer has " + std::to_string(layer.attention.heads.count));
   read.require(end <= kMostLayers, "repeat", too_many(end));
   for (int64_t i = first; i < std::min(end, kMostLayers); ++i) {
-    layer.weights_of = shared < 0 ? i : shared;
+    layer.weights_of = shared < 0 ? model.stage.first_layer + i : shared;
     layers.push_back(layer);
   }
   return end <= kMostLayers;
@@ -181,11 +181,12 @@ std::vector<LayerConfig> read_all_layers(Section& read, const EncoderConfig& mod
 // Layers that share weights must ask for the same tensors.
 void check_shared(const EncoderConfig& c, Complaints& complaints) {
   std::map<int64_t, int64_t> first;  // of each set of weights
+  const int64_t all = c.stage.whole() ? c.depth() : c.stage.layers;
   for (int64_t i = 0; i < c.depth(); ++i) {
     const int64_t weights = c.layers[i].weights_of, one = first.try_emplace(weights, i).first->second;
     const std::string name = "weights_of " + std::to_string(weights);
-    if (weights >= c.depth())
-      complaints.add("layers", name + " is not below the number of layers, " + std::to_string(c.depth()));
+    if (weights >= all)
+      complaints.add("layers", name + " is not below the number of layers, " + std::to_string(all));
     if (one != i && layer_weight_specs(c, c.layers[one]) != layer_weight_specs(c, c.layers[i]))
       complaints.add("layers", std::to_string(one) + " and " + std::to_string(i) + " have " + name +
                                    ", but tensors of different shapes or types");
@@ -237,6 +238,13 @@ EncoderConfig EncoderConfig::parse(std::string_view json) {
     c.shard.size = shard->integer("size", 1, 1 << 16);
     c.shard.rank = shard->integer("rank", 0, c.shard.size - 1);
     shard->finish();
+  }
+  if (std::optional<Section> stage = read.section("stage")) {
+    c.stage.count = stage->integer("count", 1, kMostLayers);
+    c.stage.index = stage->integer("index", 0, c.stage.count - 1);
+    c.stage.layers = stage->integer("layers", 1, kMostLayers);
+    c.stage.first_layer = stage->integer("first_layer", 0, c.stage.layers - 1);
+    stage->finish();
   }
   c.embedding_norm = read_norm(read, "embedding_norm");
   c.final_norm = read_norm(read, "final_norm");

@@ -63,6 +63,17 @@ struct LayerConfig {
   int64_t weights_of = 0;  // it uses the tensors layers.{weights_of}.*
 };
 
+// The layers of a model that one device computes, of so many stages: those from first_layer on. Their tensors keep the
+// names that they have in the whole model. The first stage has the embeddings; a later one starts from the stream that
+// the one before leaves.
+struct Stage {
+  int64_t index = 0, count = 1;
+  int64_t first_layer = 0, layers = 0;  // layers: of the whole model, where that has stages
+  bool whole() const { return count == 1; }
+  bool first() const { return index == 0; }
+  bool last() const { return index + 1 == count; }
+};
+
 struct EncoderConfig {
   int64_t vocab = 0;
   int64_t hidden = 0;         // of the residual stream
@@ -81,6 +92,7 @@ struct EncoderConfig {
   bool pooler = false;                // dense + tanh over the first token
   std::vector<LayerConfig> layers;
   Shard shard;  // heads, kv_heads, relative_heads and inter above are this rank's
+  Stage stage;  // layers above are this stage's
 
   int64_t depth() const { return static_cast<int64_t>(layers.size()); }
   // Whether padding takes no position: then a token's position is not its column.

@@ -52,15 +52,20 @@ void walk_layer(const EncoderConfig& c, const LayerConfig& l, const Visit& visit
   walk_norm(layer + "ffn.result_norm", l.ffn_result_norm, c.hidden, visit);
 }
 
-// One walk over the model, used both to list the tensors and to bind them: the two cannot disagree.
 template <class Visit>
-void walk(const EncoderConfig& c, const Visit& visit) {
+void walk_embeddings(const EncoderConfig& c, const Visit& visit) {
   visit({"embeddings.word", {c.vocab, c.embedding}, false, c.word_type});
   if (c.word_type) visit({kWordScales, {c.vocab}, false, DType::fp32});
   if (c.positions != PositionKind::none) visit({"embeddings.position", {c.max_positions, c.embedding}});
   if (c.token_types > 0) visit({"embeddings.token_type", {c.token_types, c.embedding}});
   walk_norm("embeddings.norm", c.embedding_norm, c.embedding, visit);
   if (c.embedding_projection) walk_linear("embeddings.projection", c.hidden, c.embedding, true, {}, visit);
+}
+
+// One walk over the model, used both to list the tensors and to bind them: the two cannot disagree.
+template <class Visit>
+void walk(const EncoderConfig& c, const Visit& visit) {
+  if (c.stage.first()) walk_embeddings(c, visit);
   if (c.relative_span > 0) visit({"attention.relative_bias", {c.relative_heads, 2 * c.relative_span - 1}});
   std::set<int64_t> seen;
   for (const LayerConfig& l : c.layers)

@@ -14,10 +14,12 @@ from ftbert.checkpoint.encoder_config import (
     RelativeBiasConfig,
     RotaryConfig,
     ShardConfig,
+    StageConfig,
     WeightSpec,
     shared_layers,
 )
 from ftbert.checkpoint.shards import cut, shard_of
+from ftbert.checkpoint.stages import stages_of
 from ftbert.checkpoint.tensors import (
     Shape,
     StateDictSource,
@@ -47,8 +49,8 @@ __all__ = [
     "CAUSAL_LM", "DTYPES", "FORMAT", "MODULES", "VERSION", "VOCABULARY", "WORD_TABLE", "AttentionConfig",
     "Checkpoint", "CheckpointConfig", "EncoderConfig", "FeedForwardConfig", "HeadConfig", "LayerConfig", "Make",
     "Module", "NormConfig", "PositionConfig", "RelativeBiasConfig", "RotaryConfig", "RowOrder", "Shape", "ShardConfig",
-    "StagingFolder", "StateDictSource", "TensorSource", "WeightSpec", "activations", "check_shapes", "cut", "exists",
-    "expect_file", "expect_inside", "find_weights", "fits_8_bits", "list_folder", "named", "open_bin",
+    "StageConfig", "StagingFolder", "StateDictSource", "TensorSource", "WeightSpec", "activations", "check_shapes",
+    "cut", "exists", "expect_file", "expect_inside", "find_weights", "fits_8_bits", "list_folder", "named", "open_bin",
     "open_weights", "read_checkpoint", "read_json_object", "read_json_value", "read_modules", "shard_names", "shard_of",
-    "shared_layers", "shown", "told_products", "transformer_folder", "typed",
+    "shared_layers", "shown", "stages_of", "told_products", "transformer_folder", "typed",
 ]  # fmt: skip

@@ -143,10 +143,22 @@ class ShardConfig:
 
 
 @dataclass(frozen=True)
+class StageConfig:
+    """This one of so many, whose layers are those from first_layer on of the model's `layers`; their tensors keep the
+    names that they have in the whole model."""
+
+    index: int
+    count: int
+    first_layer: int
+    layers: int
+
+
+@dataclass(frozen=True)
 class EncoderConfig:
     """As csrc/model/config.h, which checks the values. embedding: width of the embedding tables, projected to hidden
     where there is an embedding_projection. embedding_scale: of rows of the word table. word_type: of that table as
-    stored, "int8" with a scale for each row, or that of the "model". shard: heads, kv_heads and inter are a rank's."""
+    stored, "int8" with a scale for each row, or that of the "model". shard: heads, kv_heads and inter are a rank's. stage: the
+    layers are a stage's."""
 
     vocab: int
     hidden: int
@@ -163,6 +175,7 @@ class EncoderConfig:
     pooler: bool = False
     word_type: str = "model"
     shard: ShardConfig | None = None
+    stage: StageConfig | None = None
 
     @property
     def depth(self) -> int:
@@ -187,7 +200,7 @@ class EncoderConfig:
         """What all layers have in common once, then each run of equal layers by what else it has."""
         written = _plain(self)
         layers = written.pop("layers")
-        if all(layer["weights_of"] == i for i, layer in enumerate(layers)):
+        if all(layer["weights_of"] == i for i, layer in enumerate(layers, _first_layer(written))):
             layers = [{key: value for key, value in layer.items() if key != "weights_of"} for layer in layers]
         common = _common(layers) if layers else {}
         alike = itertools.groupby(_without(layer, common) for layer in layers)
@@ -199,10 +212,11 @@ class EncoderConfig:
         """ValueError lists what the core refuses."""
         _specs(json.dumps(document))
         layers: list[LayerConfig] = []
+        first = _first_layer(document)
         for entry in document["layers"]:
             layer = _merged(document.get("layer") or {}, entry)
             for _ in range(layer.pop("repeat", None) or 1):
-                layers.append(_made(LayerConfig, {"weights_of": len(layers)} | _said(layer)))
+                layers.append(_made(LayerConfig, {"weights_of": first + len(layers)} | _said(layer)))
         return _made(cls, {key: value for key, value in document.items() if key != "layer"} | {"layers": layers})
 
     def text(self) -> str:
@@ -252,6 +266,10 @@ def _specs(text: str) -> list[WeightSpec]:
         raise ValueError(str(error)[:4000]) from None
 
 
+def _first_layer(document: Json) -> int:
+    return int((document.get("stage") or {}).get("first_layer", 0))
+
+
 def _plain(config: Any) -> Any:
     """As JSON has it, without what is at its default."""
     if isinstance(config, tuple):
@@ -268,7 +286,7 @@ def _said(values: Json) -> Json:
 
 _NESTED: dict[str, Any] = {
     "attention": AttentionConfig, "ffn": FeedForwardConfig, "rotary": RotaryConfig, "positions": PositionConfig,
-    "relative_bias": RelativeBiasConfig, "shard": ShardConfig,
+    "relative_bias": RelativeBiasConfig, "shard": ShardConfig, "stage": StageConfig,
 }  # fmt: skip
 
 

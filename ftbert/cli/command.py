@@ -45,8 +45,8 @@ def add(
 
 
 def add_parallel(parser: argparse.ArgumentParser) -> None:
-    text = "one model over all devices, of whose layers each has a share"
-    parser.add_argument("--parallel", choices=("tensor",), help=text)
+    text = "one model over all devices: each has a share of every layer (tensor), or some of the layers (pipeline)"
+    parser.add_argument("--parallel", choices=("tensor", "pipeline"), help=text)
 
 
 def add_revision(parser: argparse.ArgumentParser) -> None:
