@@ -59,8 +59,8 @@ def build(
     live: torch.nn.Module | None = None,
     ranks: Ranks = ALONE,
 ) -> Built:
-    """places: of each rank that is here; heads are on the first, where ids come and results go. asked: None for "auto". live: the module that
-    `checkpoint` was opened from. Raises what `ftbert.load` does."""
+    """places: of each rank that is here; heads are on the first, where ids come and results go. asked: None for "auto".
+    live: the module that `checkpoint` was opened from. Raises what `ftbert.load` does."""
     place = places[0]
     element, quantizes_to = types_of(checkpoint, place, asked)
     check_range(checkpoint.config.encoder.embedding_scale, element, stacklevel=4)

@@ -1,9 +1,11 @@
 """A process of test_process_ranks.py: one rank of a model, over gloo on the CPU and NCCL on GPUs.
 
-    RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=... rank_process.py families | killed [cpu | cuda]
+    RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=... rank_process.py families | calls | killed
+        tensor | pipeline [cpu | cuda]
 
-families: each family with every mask equals the model of one process; then a decoder's texts. killed: after one call the
-last rank ends by SIGKILL in the middle of calls, and the others print in which words they learned of it.
+families: each family with every mask equals the model of one process; of shards then a decoder's texts. calls: so do
+calls of every kind, of which some are large and some wrong. killed: after one call the last rank ends by SIGKILL in the
+middle of calls, and the others print in which words they learned of it.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import sys
 import time
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import distributed
@@ -29,25 +32,63 @@ from ranks import FAMILIES, shared_model, task_of  # noqa: E402
 
 import ftbert  # noqa: E402
 
+WANTS = ["tokens", "packed_tokens", "cu_seqlens", "first", "last", "pooled", "hidden_states", "tokens"]
 
-def families(device: str) -> None:
+
+def families(parallel: str, device: str) -> None:
     for family in FAMILIES:
         reference = shared_model(family)
-        alone, shared = ftbert.load(reference, device), ftbert.load(reference, device, parallel="tensor")
+        alone, shared = ftbert.load(reference, device), ftbert.load(reference, device, parallel=parallel)
         for mask in masks_of(reference):
             batch = {key: value.to(device) for key, value in make_batch(reference, task_of(family), mask).items()}
             want, got = alone(**batch), shared(**batch)
             for name, value in want.items():
                 assert_close(got[name], value, atol=2e-5, rtol=2e-5, what=f"{family} {mask} {name}")
             assert_close(shared(**batch).last_hidden_state, got.last_hidden_state, atol=0, what=f"{family}: run to run")
-    prompts = [one.tolist() for one in texts(DECODERS[0])]
-    alone, shared = ftbert.load(made(DECODERS[0]), device), ftbert.load(made(DECODERS[0]), device, parallel="tensor")
-    assert shared.generate_ids(prompts, max_new_tokens=8) == alone.generate_ids(prompts, max_new_tokens=8)
+    if parallel == "tensor":
+        prompts = [one.tolist() for one in texts(DECODERS[0])]
+        alone, shared = (ftbert.load(made(DECODERS[0]), device, parallel=word) for word in (None, parallel))
+        assert shared.generate_ids(prompts, max_new_tokens=8) == alone.generate_ids(prompts, max_new_tokens=8)
     print(f"rank {distributed.get_rank()}: {len(FAMILIES)} families")
 
 
-def killed(device: str) -> None:
-    model = ftbert.load(make_bert(num_attention_heads=4), device, parallel="tensor")
+def calls(parallel: str, device: str) -> None:
+    reference = make_bert(num_attention_heads=4, num_hidden_layers=5, max_position_embeddings=512)
+    alone, shared = (ftbert.load(reference, device, parallel=word) for word in (None, parallel))
+    torch.manual_seed(3)
+    lengths = [7, 300, 0, 512, 500, 512, 0, 3, 511, 512, 40, 350, 0]
+    ids = torch.randint(5, 120, (sum(lengths),)).to(device)
+    cu = torch.tensor([0, *lengths]).cumsum(0).int().to(device)
+    rows = torch.tensor([0, 2000, 8, 3000]).to(device)
+    mask = (torch.rand(9, 300) < torch.linspace(0, 1, 9)[:, None]).long().to(device)
+    padded = ids[:2700].view(9, 300)
+    of_calls: list[tuple[list[Any], list[str]]] = [
+        ([ids, None, None, cu, 512], WANTS),
+        ([padded, mask, None, None, 0], [*WANTS, "packed_index"]),
+        ([ids, None, None, cu, 512, rows], ["rows"]),
+        ([ids[:0], None, None, cu[:1].repeat(2), 0], ["first", "tokens", "hidden_states"]),
+        *(([padded, None, None, None, 0], [want]) for want in WANTS),
+    ]
+    for call, wants in of_calls:
+        made = (one.module.forward_batch(*call[:5], wants, *call[5:]) for one in (shared, alone))
+        for got, want, name in zip(*made, wants, strict=True):
+            assert_close(got, want, atol=2e-5, rtol=2e-5, what=f"{name} of {wants}")
+    wrong = [([padded, mask[:, 1:], None, None, 0], ["tokens"]), ([ids, None, None, cu, 512], ["packed_index"])]
+    if device == "cpu":  # contents that nobody looks at on a GPU
+        wrong += [([ids, None, None, cu, 512, rows + 9000], ["rows"]), ([ids + 9000, None, None, cu, 512], ["first"])]
+    for call, wants in wrong:
+        words = []
+        for one in (alone, shared):
+            try:
+                one.module.forward_batch(*call[:5], wants, *call[5:])
+            except RuntimeError as error:
+                words.append(str(error))
+        assert len(words) == 2 and words[0] == words[1], words
+    print(f"rank {distributed.get_rank()}: {len(of_calls)} calls")
+
+
+def killed(parallel: str, device: str) -> None:
+    model = ftbert.load(make_bert(num_attention_heads=4), device, parallel=parallel)
     ids = torch.ones(2, 30, dtype=torch.int64, device=device)
     model(ids)
     if distributed.get_rank() == distributed.get_world_size() - 1:
@@ -62,8 +103,8 @@ def killed(device: str) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    what, device = sys.argv[1], (sys.argv[2:] or ["cpu"])[0]
+    what, parallel, device = sys.argv[1], sys.argv[2], (sys.argv[3:] or ["cpu"])[0]
     if device == "cuda":
         torch.cuda.set_device(int(os.environ["RANK"]))
     distributed.init_process_group("nccl" if device == "cuda" else "gloo", timeout=timedelta(seconds=30))
-    {"families": families, "killed": killed}[what](device)
+    {"families": families, "calls": calls, "killed": killed}[what](parallel, device)

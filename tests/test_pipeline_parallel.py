@@ -241,7 +241,7 @@ def test_numbers_of_layers(place: Place) -> None:
         assert EncoderConfig.from_json(config.to_json()) == config
     places = places_of(place, 2)
     told = ftbert.load(make_bert(num_hidden_layers=3), places, place.dtype, parallel="pipeline").info()["parallel"]
-    assert told == f"pipeline, layers 0 to 1 on {places[0]}, layer 2 on {places[1]}"
+    assert told == f"pipeline, layer 0 on {places[0]}, layers 1 to 2 on {places[1]}"
 
 
 def test_wide_layers_count_for_more() -> None:

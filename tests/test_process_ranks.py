@@ -44,17 +44,27 @@ def run(ranks: int, *arguments: str) -> list[tuple[int, str, str]]:
             process.kill()
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_every_family(kind: str, ranks: int) -> None:
+def assert_done(kind: str, ranks: int, what: str, parallel: str, words: str) -> None:
     if kind == "cuda" and torch.cuda.device_count() < ranks:
         pytest.skip(f"needs {ranks} GPUs")
-    for rank, (code, out, errors) in enumerate(run(ranks, "families", kind)):
+    for rank, (code, out, errors) in enumerate(run(ranks, what, parallel, kind)):
         assert code == 0, errors[-3000:]
-        assert re.search(rf"rank {rank}: \d\d families", out)
+        assert re.search(f"rank {rank}: {words}", out)
 
 
-def test_a_rank_that_is_killed_ends_the_others() -> None:
-    (code, out, errors), (other, _, _) = run(2, "killed")
+@pytest.mark.parametrize(("parallel", "ranks"), [("tensor", 2), ("tensor", 4), ("pipeline", 2)])
+def test_every_family(kind: str, parallel: str, ranks: int) -> None:
+    assert_done(kind, ranks, "families", parallel, r"\d\d families")
+
+
+def test_every_call_of_stages(kind: str) -> None:
+    """Three: one receives and sends."""
+    assert_done(kind, 3, "calls", "pipeline", r"\d\d calls")
+
+
+@pytest.mark.parametrize("parallel", ["tensor", "pipeline"])
+def test_a_rank_that_is_killed_ends_the_others(parallel: str) -> None:
+    (code, out, errors), (other, _, _) = run(2, "killed", parallel)
     assert other == -9 and code == 0, errors[-3000:]
     took = re.match(r"([\d.]+) s: rank 0 of 2: rank 1 has ended or failed", out)
     assert took and float(took[1]) < 10

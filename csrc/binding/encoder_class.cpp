@@ -169,11 +169,15 @@ EncoderClass::EncoderClass(std::vector<c10::intrusive_ptr<EncoderClass>> shards)
 }
 
 EncoderClass::EncoderClass(const Stages& stages)
-    : weights_(stages.shared), description_(stages.config), config_(EncoderConfig::parse(description_)), in_stages_(true) {
+    : weights_(stages.shared),
+      description_(stages.config),
+      config_(EncoderConfig::parse(description_)),
+      in_stages_(true) {
   FTBERT_CHECK(!stages.here.empty(), "expected at least one stage");
   const EncoderClass& first = *stages.here.front();
   attention_ = first.attention_, device_ = first.device_, dtype_ = first.dtype_;
-  for (const auto& stage : stages.here) matrix_dtypes_.insert(stage->matrix_dtypes_.begin(), stage->matrix_dtypes_.end());
+  for (const auto& stage : stages.here)
+    matrix_dtypes_.insert(stage->matrix_dtypes_.begin(), stage->matrix_dtypes_.end());
   engine_ =
       stages.process_group.empty() ? make_engine_of_stages(stages) : make_engine_of_process_stages(stages, config_);
 }

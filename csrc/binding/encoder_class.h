@@ -18,7 +18,7 @@ using StringDict = c10::Dict<std::string, std::string>;
 
 struct AnyCommunicator;  // binding/ranks.h
 struct Stages;
-class RankRunner;        // binding/rank_runner.h
+class RankRunner;  // binding/rank_runner.h
 
 // What differs between (device, dtype) pairs, behind one virtual call.
 struct Engine {

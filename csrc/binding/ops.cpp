@@ -148,13 +148,12 @@ TORCH_LIBRARY(ftbert, m) {
       .def_static("tensor_parallel",
                   [](const c10::List<EncoderPtr>& shards) { return c10::make_intrusive<EncoderClass>(shards.vec()); })
       // One encoder over stages: all of a model, or with a process group this process's. config: of the whole model.
-      .def_static("pipeline_parallel",
-                  [](const c10::List<EncoderPtr>& stages, const std::string& config,
-                     const std::vector<int64_t>& first_layers, const TensorDict& shared,
-                     const std::string& process_group) {
-                    return c10::make_intrusive<EncoderClass>(
-                        Stages{stages.vec(), config, first_layers, process_group, shared});
-                  })
+      .def_static(
+          "pipeline_parallel",
+          [](const c10::List<EncoderPtr>& stages, const std::string& config, const std::vector<int64_t>& first_layers,
+             const TensorDict& shared, const std::string& process_group) {
+            return c10::make_intrusive<EncoderClass>(Stages{stages.vec(), config, first_layers, process_group, shared});
+          })
       .def("join",
            [](const EncoderPtr& self, const std::string& process_group) {
              self->engine().join(join_process_group(process_group, self->config().shard, self->device()));

@@ -5,7 +5,6 @@
 
 #include <functional>
 #include <string>
-
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 namespace ftbert::binding {

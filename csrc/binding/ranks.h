@@ -29,8 +29,8 @@ struct AnyCommunicator {
 // GPUs. Its ranks are the processes. Error where the group is not `shard.size` processes, or this one is another rank.
 AnyCommunicator join_process_group(const std::string& name, const Shard& shard, at::Device device);
 
-// A model whose layers lie on several devices, one stage after another. here: the stages of this process, in order; all,
-// or with the name of a process group its own, whose number is the process's.
+// A model whose layers lie on several devices, one stage after another. here: the stages of this process, in order;
+// all, or with the name of a process group its own, whose number is the process's.
 struct Stages {
   std::vector<c10::intrusive_ptr<EncoderClass>> here;
   std::string config;                 // of the whole model, as given

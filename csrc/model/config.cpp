@@ -185,8 +185,7 @@ void check_shared(const EncoderConfig& c, Complaints& complaints) {
   for (int64_t i = 0; i < c.depth(); ++i) {
     const int64_t weights = c.layers[i].weights_of, one = first.try_emplace(weights, i).first->second;
     const std::string name = "weights_of " + std::to_string(weights);
-    if (weights >= all)
-      complaints.add("layers", name + " is not below the number of layers, " + std::to_string(all));
+    if (weights >= all) complaints.add("layers", name + " is not below the number of layers, " + std::to_string(all));
     if (one != i && layer_weight_specs(c, c.layers[one]) != layer_weight_specs(c, c.layers[i]))
       complaints.add("layers", std::to_string(one) + " and " + std::to_string(i) + " have " + name +
                                    ", but tensors of different shapes or types");

@@ -157,8 +157,8 @@ class StageConfig:
 class EncoderConfig:
     """As csrc/model/config.h, which checks the values. embedding: width of the embedding tables, projected to hidden
     where there is an embedding_projection. embedding_scale: of rows of the word table. word_type: of that table as
-    stored, "int8" with a scale for each row, or that of the "model". shard: heads, kv_heads and inter are a rank's. stage: the
-    layers are a stage's."""
+    stored, "int8" with a scale for each row, or that of the "model". shard: heads, kv_heads and inter are a rank's.
+    stage: the layers are a stage's."""
 
     vocab: int
     hidden: int
