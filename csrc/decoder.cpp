@@ -10,7 +10,7 @@ namespace ftbert {
 template <class Device, class T>
 struct Decoder<Device, T>::Buffers {
   CachePlaces places;
-  T* hidden;  // [rows_with_slack(output_rows), hidden]
+  T* hidden;  // [rows_with_slack(output_rows), hidden], where a head reads it
   char* of_encoder;
 };
 
@@ -18,6 +18,7 @@ template <class Device, class T>
 Decoder<Device, T>::Decoder(const Context<Device>& context, const Encoder<Device, T>& encoder, const Linear<T>& head,
                             const KvCache& cache)
     : encoder_(encoder), head_(head), cache_(cache) {
+  if (!has_head()) return;
   FTBERT_CHECK(head.weight.k == encoder.config().hidden, "the head's weight: expected [vocab, ",
                encoder.config().hidden, "], got [", head.weight.n, ", ", head.weight.k, "]");
   check_product_exists(context, head_);
@@ -40,7 +41,7 @@ auto Decoder<Device, T>::carve(Workspace& ws, const Batch& batch,
               .positions = ws.take<int32_t>(batch.tokens()),
               .begin_k = ws.take<int32_t>(batch.sequences.count),
               .end_k = ws.take<int32_t>(batch.sequences.count)};
-  b.hidden = ws.take<T>(rows_with_slack<Device>(batch.output_rows()) * encoder_.config().hidden);
+  if (has_head()) b.hidden = ws.take<T>(rows_with_slack<Device>(batch.output_rows()) * encoder_.config().hidden);
   b.of_encoder = ws.take<char>(static_cast<int64_t>(encoder.bytes));
   return b;
 }
@@ -57,7 +58,7 @@ auto Decoder<Device, T>::plan(const Context<Device>& context, const Batch& token
 
 template <class Device, class T>
 void Decoder<Device, T>::forward(Context<Device>& context, const Batch& tokens, const CacheSlots& slots,
-                                 const Plan& plan, Workspace workspace, T* logits) const {
+                                 const Plan& plan, Workspace workspace, T* out) const {
   Batch batch = cached(tokens);
   const Buffers b = carve(workspace, batch, plan.encoder);
   const int64_t count = batch.sequences.count, rows = batch.output_rows();
@@ -68,9 +69,12 @@ void Decoder<Device, T>::forward(Context<Device>& context, const Batch& tokens, 
   batch.sequences.end_k = b.places.end_k;
   batch.sequences.first_k = 0;
   batch.sequences.rows_k = cache_.rows();
-  encoder_.forward(context, batch, plan.encoder, Workspace(b.of_encoder, plan.encoder.bytes), b.hidden);
-  const Operand made = linear_all(context, head_, Operand::of(b.hidden), rows, {.bias = true}, Operand::of(logits));
-  if (made.data != logits) copy_on_device(context, made.as<T>(), logits, rows * head_.weight.n * sizeof(T));
+  T* const hidden = has_head() ? b.hidden : out;
+  encoder_.forward(context, batch, plan.encoder, Workspace(b.of_encoder, plan.encoder.bytes), hidden);
+  if (has_head()) {
+    const Operand made = linear_all(context, head_, Operand::of(hidden), rows, {.bias = true}, Operand::of(out));
+    if (made.data != out) copy_on_device(context, made.as<T>(), out, rows * head_.weight.n * sizeof(T));
+  }
   cache_grow(context, slots, count, b.places);  // last: after an error the slots hold what they held
 }
 

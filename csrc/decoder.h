@@ -1,4 +1,5 @@
-// A causal model's logits: the encoder's layers over a cache of keys and values, then the head over the vocabulary.
+// A causal model's logits: the encoder's layers over a cache of keys and values, then the head over the vocabulary. Of a
+// stage before the last there is no head, and its stream is the result.
 #pragma once
 #include <algorithm>
 
@@ -11,7 +12,7 @@ namespace ftbert {
 template <class Device, class T>
 class Decoder {
  public:
-  // head [vocab, hidden]. Encoder and cache must outlive this.
+  // head [vocab, hidden], absent of a stage before the last. Encoder and cache must outlive this.
   Decoder(const Context<Device>& context, const Encoder<Device, T>& encoder, const Linear<T>& head,
           const KvCache& cache);
 
@@ -29,15 +30,17 @@ class Decoder {
                     ftbert::weight_scratch_bytes(context, head_, output_rows));
   }
 
-  // Tokens that follow those in the slots, which then hold them too -> logits [rows_with_slack(output_rows), vocab].
+  // Tokens that follow those in the slots, which then hold them too -> out [rows_with_slack(output_rows), cols].
   // What is launched depends on the batch's sizes alone: ids, slots and lengths are read on the device.
   void forward(Context<Device>& context, const Batch& batch, const CacheSlots& slots, const Plan& plan,
-               Workspace workspace, T* logits) const;
+               Workspace workspace, T* out) const;
 
-  int64_t vocab() const { return head_.weight.n; }
+  // Of what it makes: the vocabulary's, or hidden.
+  int64_t cols() const { return has_head() ? head_.weight.n : encoder_.config().hidden; }
 
  private:
   struct Buffers;
+  bool has_head() const { return encoder_.config().stage.last(); }
   Batch cached(const Batch& batch) const;
   Buffers carve(Workspace& workspace, const Batch& batch, const typename Encoder<Device, T>::Plan& encoder) const;
 

@@ -55,25 +55,25 @@ def load(
     the same results. "tensor": each has a share of every layer. "pipeline": each has some of the layers, and the first
     the embeddings and the heads; ids and results lie there. Large calls go through in parts of whole sequences, so that
     the devices work at once; a call that has its mask or cu_seqlens on a GPU then waits for them. `generate` refuses
-    such a model. dtype: fp32, fp16 (GPU only), bf16, fp8 (compute capability 9.0 only), int8 (CPUs with VNNI, AVX-VNNI
-    or AMX), q8_0 (GPUs from compute capability 8.0 on, CPUs); on the CPU bf16 is that of the matrix products' operands,
-    with float sums: all else and the results are float32. "auto": as the weights are stored, q8_0 where a GGUF file of
-    a decoder has most of them in Q8_0; on the CPU fp32, or for weights in bf16 the faster of the two, which is timed
-    once in a process. fp8, int8 and q8_0 are for the matrices of the layers, all else and the results are fp16 or bf16
-    on a GPU, float32 on the CPU. fp8 and int8 are quantized when the model is first loaded so, and kept in the user's
-    cache (docs/quantization.md); those of a live model each time. q8_0 is llama.cpp's Q8_0, made at each load, without
-    calibration; the head that `generate` reads is in it too. Of a folder that `ftbert quantize` wrote its type and
-    "auto" are the same, fp16 and bf16 the type of all else beside fp8; of an .onnx file that onnxruntime has quantized
-    int8 and "auto" are its own integers. attention: "auto", or "fused" / "general" to force a path. heads: the
-    checkpoint's task heads too; a masked language model then computes logits over the vocabulary in every call; an
-    encoder's ...ForCausalLM or ...LMHeadModel without is_decoder is one. A decoder's ...ForCausalLM gives hidden
-    states, and its head is read when `predict`, `rerank`, `generate` or `head` asks for it. What stands outside the
-    encoder and is no head that ftbert knows is left out, with a warning. revision, token: of a hub id; a branch, tag or
-    commit, and what a private model asks for (None: HF_TOKEN, or that of `hf auth login`). Raises FileNotFoundError,
-    PermissionError, ImportError (an .onnx file without the package onnx, a .gguf file that needs the package gguf),
-    ValueError (weights or config do not fit, all problems listed; a device that cannot serve fp8 or int8; a model that
-    loses too much in it), RuntimeError (a device or dtype that this build or machine cannot serve; a live model that
-    computes something else than its config says), TypeError for what is no such source.
+    several processes so. dtype: fp32, fp16 (GPU only), bf16, fp8 (compute capability 9.0 only), int8 (CPUs with VNNI,
+    AVX-VNNI or AMX), q8_0 (GPUs from compute capability 8.0 on, CPUs); on the CPU bf16 is that of the matrix products'
+    operands, with float sums: all else and the results are float32. "auto": as the weights are stored, q8_0 where a
+    GGUF file of a decoder has most of them in Q8_0; on the CPU fp32, or for weights in bf16 the faster of the two,
+    which is timed once in a process. fp8, int8 and q8_0 are for the matrices of the layers, all else and the results
+    are fp16 or bf16 on a GPU, float32 on the CPU. fp8 and int8 are quantized when the model is first loaded so, and
+    kept in the user's cache (docs/quantization.md); those of a live model each time. q8_0 is llama.cpp's Q8_0, made at
+    each load, without calibration; the head that `generate` reads is in it too. Of a folder that `ftbert quantize`
+    wrote its type and "auto" are the same, fp16 and bf16 the type of all else beside fp8; of an .onnx file that
+    onnxruntime has quantized int8 and "auto" are its own integers. attention: "auto", or "fused" / "general" to force a
+    path. heads: the checkpoint's task heads too; a masked language model then computes logits over the vocabulary in
+    every call; an encoder's ...ForCausalLM or ...LMHeadModel without is_decoder is one. A decoder's ...ForCausalLM
+    gives hidden states, and its head is read when `predict`, `rerank`, `generate` or `head` asks for it. What stands
+    outside the encoder and is no head that ftbert knows is left out, with a warning. revision, token: of a hub id; a
+    branch, tag or commit, and what a private model asks for (None: HF_TOKEN, or that of `hf auth login`). Raises
+    FileNotFoundError, PermissionError, ImportError (an .onnx file without the package onnx, a .gguf file that needs the
+    package gguf), ValueError (weights or config do not fit, all problems listed; a device that cannot serve fp8 or
+    int8; a model that loses too much in it), RuntimeError (a device or dtype that this build or machine cannot serve; a
+    live model that computes something else than its config says), TypeError for what is no such source.
     """
     places = check_devices(device, several_cpus=parallel is not None)
     ranks = find_ranks(parallel, places)

@@ -13,13 +13,15 @@ import pytest
 import torch
 from compare import assert_close
 from conftest import Place, make_bert
-from families import make_batch, masks_of
-from language_models import made, texts
+from families import make_batch, make_model, masks_of
+from language_models import FAMILIES as DECODERS
+from language_models import made, run, texts
 from ranks import FAMILIES, places_of, shared_model, task_of
 
 import ftbert
 from ftbert.checkpoint import EncoderConfig, stages_of
 from ftbert.converters import open_checkpoint
+from ftbert.decoding.decoder import decoder_of
 
 WANTS = ["tokens", "packed_tokens", "cu_seqlens", "first", "last", "pooled", "hidden_states", "tokens"]
 
@@ -185,12 +187,12 @@ def test_threads(place: Place) -> None:
     assert not wrong
 
 
-def stages_by_hand(places: list[str], dtype: torch.dtype, **rows: int) -> Any:
-    """rows: of the second stage's positions."""
-    checkpoint = open_checkpoint(make_bert())
+def stages_by_hand(places: list[str], dtype: torch.dtype, source: Any, **second: Any) -> Any:
+    """second: what the second stage's config says."""
+    checkpoint = open_checkpoint(source)
     whole = checkpoint.config.encoder
     documents = [config.to_json() for config in stages_of(whole, 2)]
-    documents[1]["positions"] |= rows
+    documents[1] |= second
     made = []
     for device, document in zip(places, documents, strict=True):
         config = EncoderConfig.from_json(document)
@@ -201,7 +203,7 @@ def stages_by_hand(places: list[str], dtype: torch.dtype, **rows: int) -> Any:
 
 def test_a_stage_that_fails_ends_the_call(place: Place) -> None:
     """One that takes shorter texts than the others; then they go on."""
-    made, config = stages_by_hand(places_of(place, 2), place.dtype, rows=10)
+    made, config = stages_by_hand(places_of(place, 2), place.dtype, make_bert(), positions={"kind": "absolute", "rows": 10})
     encoder = torch.classes.ftbert.Encoder.pipeline_parallel(made, config, [0, 1], {}, "")
     short, long = (torch.randint(5, 120, (2, n), device=place.device) for n in (9, 30))
     before = encoder.forward(short)[0]
@@ -268,16 +270,61 @@ def test_stages_are_not_saved_or_moved() -> None:
 
 
 def test_a_stage_alone_computes_nothing() -> None:
-    (first, second), config = stages_by_hand(["cpu", "cpu"], torch.float32)
+    (first, second), config = stages_by_hand(["cpu", "cpu"], torch.float32, make_bert())
     with pytest.raises(RuntimeError, match='stage 1 of 2.*parallel="pipeline"'):
         second.forward(torch.ones(1, 3, dtype=torch.int64))
     with pytest.raises(RuntimeError, match="expected stage 0 of 2, got stage 1"):
         torch.classes.ftbert.Encoder.pipeline_parallel([second, first], config, [0, 1], {}, "")
 
 
-def test_decoders_give_hidden_states_and_no_text(place: Place) -> None:
-    alone, staged = both(made("qwen3"), place, 2)
-    ids = texts("qwen3")[0][None].to(place.device)
-    assert_same(staged(ids).last_hidden_state, alone(ids).last_hidden_state, place)
-    with pytest.raises(RuntimeError, match="generates no text"):
-        staged.generate_ids([[5, 6, 7]], max_new_tokens=2)
+@pytest.mark.parametrize("family", DECODERS)
+def test_decoders(place: Place, family: str) -> None:
+    """Prompts and steps, several texts at a time, a copied prefix and a forgotten end."""
+    alone, staged = both(made(family), place, 2)
+    of, ours = decoder_of(alone, 3, 64), decoder_of(staged, 3, 64)
+    ids = texts(family)
+    bound = 1e-9 if place.dtype == torch.float32 else 256 * place.eps**2
+
+    def same(slots: list[int], parts: list[torch.Tensor]) -> None:
+        got, want = run(ours, place, slots, parts), run(of, place, slots, parts)
+        for mine, other in zip(got, want, strict=True):
+            assert ((mine - other).square().mean() / other.square().mean()) <= bound
+        assert ours.lengths() == of.lengths()
+
+    same([0, 2], [ids[0][:16], ids[1][:9]])
+    for at in range(16, 22):
+        same([0, 2], [ids[0][at : at + 1], ids[1][at - 7 : at - 6]])
+    for one in (of, ours):
+        one.copy_prefix(0, [1], 10)
+        one.truncate(0, 12)
+    same([1, 0], [ids[2], ids[0][12:20]])
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "q8_0"])
+def test_generation(place: Place, dtype: str) -> None:
+    sizes = {"hidden_size": 128, "head_dim": 32, "intermediate_size": 96, "max_position_embeddings": 96}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "use_cache": True}
+    alone, staged = both(make_model("qwen3", "causal_lm", 0, **sizes, **heads), place, 2, dtype=dtype)
+    prompts = [[5, 9, 40, 7], [3], [60, 61, 8]]
+    got = staged.generate_ids(prompts, max_new_tokens=8)
+    assert got == staged.generate_ids(prompts, max_new_tokens=8)
+    if place.device == "cpu":
+        assert got == alone.generate_ids(prompts, max_new_tokens=8)
+
+
+def test_a_stage_that_fails_leaves_a_cache_as_it_was() -> None:
+    """The second one, of fewer ids, when the first has stored the tokens; a GPU looks at no ids."""
+    place, source = Place("cpu", torch.float32), made("qwen3")
+    parts, config = stages_by_hand(["cpu", "cpu"], place.dtype, source, vocab=50)
+    encoder = torch.classes.ftbert.Encoder.pipeline_parallel(parts, config, [0, 1], {}, "")
+    head = ftbert.load(source).head("causal_lm")
+    weight = parts[0].weight("embeddings.word") if head.tied else head.out_weight
+    decoder = torch.classes.ftbert.Decoder(encoder, weight, None, 2, 32, None)
+    ids = torch.randint(5, 50, (9,))
+    want = [run(decoder, place, [0], [part])[0] for part in (ids[:6], ids[6:])]
+    decoder.truncate(0, 6)
+    for wrong in (torch.tensor([60, 7, 8]), torch.tensor([51])):
+        with pytest.raises(RuntimeError, match=r"\[0, 50\)"):
+            run(decoder, place, [0], [wrong])
+        assert decoder.lengths() == [6, 0]
+    assert_close(run(decoder, place, [0], [ids[6:]])[0], want[1], atol=0)

@@ -30,7 +30,7 @@ struct DecodeSteps<Device, T>::Recording {
   int64_t sequences, longest;  // longest: an upper bound of tokens, with those that are there
   bool tf32;
   Batch batch;
-  T* logits = nullptr;  // [rows_with_slack(sequences), vocab]
+  T* made = nullptr;  // [rows_with_slack(sequences), cols]
   void* gemm_workspace = nullptr;
   typename Decoder<Device, T>::Plan plan;
   Workspace workspace;
@@ -39,7 +39,7 @@ struct DecodeSteps<Device, T>::Recording {
 
   // Takes memory for all of it. Over an empty workspace the pointers are null, and only its size counts.
   void carve(const Decoder<Device, T>& decoder, const Context<Device>& context, Workspace& all) {
-    logits = all.take<T>(rows_with_slack<Device>(sequences) * decoder.vocab());
+    made = all.take<T>(rows_with_slack<Device>(sequences) * decoder.cols());
     gemm_workspace = all.take<char>(static_cast<int64_t>(context.gemm_workspace_bytes));
     workspace = Workspace(all.take<char>(static_cast<int64_t>(plan.bytes)), plan.bytes);
   }
@@ -74,6 +74,10 @@ void DecodeSteps<Device, T>::stage(Context<Device>& context, const DecoderCall& 
     const int64_t most = std::min(kMostSequences, memory_.cache.slots());
     const at::Tensor slots = at::empty({most}, there.dtype(at::kInt));
     const at::Tensor offsets = at::arange(most + 1, there.dtype(at::kInt));
+    if (!config_.stage.first()) {
+      hidden_ = at::empty({most, config_.hidden}, there.dtype(scalar_type_of(kDType<T>)));
+      memory_.order.keep(hidden_);
+    }
     ids_ = at::empty({most}, there.dtype(at::kLong));  // last: what is defined here says that all are
     slots_ = slots, offsets_ = offsets;
     for (const at::Tensor& one : {ids_, slots_, offsets_}) memory_.order.keep(one);
@@ -85,9 +89,12 @@ void DecodeSteps<Device, T>::stage(Context<Device>& context, const DecoderCall& 
     slots_.narrow(0, 0, count).copy_(call.slots.pin_memory(), /*non_blocking=*/true);
     staged_.assign(slots, slots + count);
   }
-  const CheckedInput input = check_packed<Device>(context, device_, config_, call.input_ids,
+  CheckedInput input = check_packed<Device>(context, device_, config_, call.input_ids,
                                                   offsets_.narrow(0, 0, count + 1), 1, std::nullopt);
   copy_on_device(context, input.batch.ids, data<int64_t>(ids_), count * sizeof(int64_t));
+  if (!hidden_.defined()) return;
+  go_on_from(input, call.hidden, config_.hidden, kDType<T>);
+  copy_on_device(context, input.batch.hidden, data<T>(hidden_), call.hidden.nbytes());
 }
 
 template <class Device, class T>
@@ -104,7 +111,8 @@ auto DecodeSteps<Device, T>::find(const Context<Device>& context, const DecoderC
   }
   Recording made{.sequences = count, .longest = longest, .tf32 = context.tf32};
   made.batch = {.sequences = Sequences::of_tokens(data<int32_t>(offsets_), count, 1, count),
-                .ids = data<int64_t>(ids_)};
+                .ids = data<int64_t>(ids_),
+                .hidden = hidden_.defined() ? data<T>(hidden_) : nullptr};
   made.batch.sequences.max_k = longest;
   made.plan = decoder_.plan(context, made.batch);
   Workspace measure;
@@ -129,11 +137,11 @@ at::Tensor DecodeSteps<Device, T>::run(Context<Device>& context, const DecoderCa
   if (context.communicator && !context.communicator->records()) return {};
   if (decoder_.weight_scratch_bytes(context, count, count) > 0) return {};  // recordings have none
   Recording* found = nullptr;
-  at::Tensor logits;
+  at::Tensor made;
   try {
     stage(context, call);
     found = &find(context, call);
-    logits = at::empty({count, decoder_.vocab()}, at::TensorOptions().device(device_).dtype(scalar_type_of(kDType<T>)));
+    made = at::empty({count, decoder_.cols()}, at::TensorOptions().device(device_).dtype(scalar_type_of(kDType<T>)));
   } catch (const c10::OutOfMemoryError&) {
     return {};
   }
@@ -141,7 +149,7 @@ at::Tensor DecodeSteps<Device, T>::run(Context<Device>& context, const DecoderCa
   Context<Device> mine = context;
   mine.gemm_workspace = step.gemm_workspace;
   const auto forward = [&](Context<Device>& on) {
-    decoder_.forward(on, step.batch, slots(), step.plan, step.workspace, step.logits);
+    decoder_.forward(on, step.batch, slots(), step.plan, step.workspace, step.made);
   };
   if (step.ran && !step.graph && !step.refused) {
     try {
@@ -161,8 +169,8 @@ at::Tensor DecodeSteps<Device, T>::run(Context<Device>& context, const DecoderCa
   else
     forward(mine);
   step.ran = true;
-  copy_on_device(context, step.logits, logits.mutable_data_ptr(), logits.nbytes());
-  return logits;
+  copy_on_device(context, step.made, made.mutable_data_ptr(), made.nbytes());
+  return made;
 }
 
 #define FTBERT_INSTANTIATE(T) template class DecodeSteps<Cuda, T>;

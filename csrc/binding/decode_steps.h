@@ -20,7 +20,7 @@ class DecodeSteps {
   DecodeSteps(const Decoder<Device, T>& decoder, const EncoderConfig& config, CacheMemory& memory, at::Device device);
   ~DecodeSteps();
 
-  // Logits [count, vocab] of a call with one token for each sequence. Undefined, and nothing ran: too many sequences,
+  // What the decoder makes, [count, cols], of a call with one token for each sequence. Undefined, and nothing ran: too many sequences,
   // weights that need scratch, the caller is recording, no memory. A size runs directly the first time, is recorded the
   // second, then repeated.
   at::Tensor run(Context<Device>& context, const DecoderCall& call);
@@ -39,6 +39,7 @@ class DecodeSteps {
   at::Device device_;
   // What every recording reads, of as many sequences as one may have: int64 [count], int32 [count + 1] and [count].
   at::Tensor ids_, offsets_, slots_;
+  at::Tensor hidden_;                // likewise [count, hidden], of a later stage
   std::vector<int32_t> staged_;      // the slots that are there
   at::Tensor buffers_;               // all recordings': calls follow each other
   std::list<Recording> recordings_;  // the one used last comes first

@@ -3,6 +3,7 @@
 #include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
+#include <limits>
 #include <set>
 
 #include "binding/q8_0.h"
@@ -22,13 +23,6 @@ const int32_t* host_integers(const char* name, const at::Tensor& t, int64_t coun
 }
 
 constexpr int64_t kUnreadRows = 8;  // of a head whose logits nobody reads; as few as a product by q8_0 has
-
-c10::intrusive_ptr<EncoderClass> first_rank(const c10::intrusive_ptr<EncoderClass>& encoder) {
-  FTBERT_CHECK(!encoder->in_stages(),
-               "a model in stages (parallel=\"pipeline\") keeps no keys and values of earlier tokens, and generates no "
-               "text: load it on one device or with parallel=\"tensor\"");
-  return encoder->shards().empty() ? encoder : encoder->shards().front();
-}
 
 }  // namespace
 
@@ -58,23 +52,45 @@ auto DecoderClass::check_head(const EncoderClass& encoder, const at::Tensor& wei
   return {device.is_cpu() ? pack_weight(weight.detach()) : weight.detach().contiguous(), dtype_of(type), bias, vocab};
 }
 
+auto DecoderClass::parts_of(const c10::intrusive_ptr<EncoderClass>& encoder, const at::Tensor& weight,
+                            const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& scale)
+    -> std::vector<Part> {
+  const auto head_at = [&](const c10::intrusive_ptr<EncoderClass>& part, int64_t rows) {
+    const auto some = [&](const std::optional<at::Tensor>& of_all) -> std::optional<at::Tensor> {
+      if (!of_all || of_all->dim() == 0) return of_all;
+      return of_all->narrow(0, 0, std::min(rows, of_all->size(0))).to(part->device());
+    };
+    return check_head(*part, *some(weight), some(bias), some(scale));
+  };
+  constexpr int64_t all = std::numeric_limits<int64_t>::max();
+  if (const auto& stages = encoder->stages(); !stages.empty()) {
+    FTBERT_CHECK(static_cast<int64_t>(stages.size()) == stages.front()->config().stage.count,
+                 "stages (parallel=\"pipeline\") in several processes generate no text: load them in one process, or "
+                 "with parallel=\"tensor\"");
+    std::vector<Part> parts;
+    for (const auto& stage : stages)
+      parts.push_back({stage, stage == stages.back() ? head_at(stage, all) : DecoderHead()});
+    return parts;
+  }
+  if (encoder->shards().empty()) return {{encoder, check_head(*encoder, weight, bias, scale)}};
+  std::vector<Part> parts;
+  for (const auto& shard : encoder->shards())
+    parts.push_back({shard, parts.empty() ? check_head(*shard, weight, bias, scale) : head_at(shard, kUnreadRows)});
+  return parts;
+}
+
 DecoderClass::DecoderClass(c10::intrusive_ptr<EncoderClass> encoder, const at::Tensor& weight,
                            std::optional<at::Tensor> bias, int64_t slots, int64_t positions,
                            std::optional<at::Tensor> scale)
-    : DecoderClass(first_rank(encoder), check_head(*first_rank(encoder), weight, bias, scale), slots, positions) {
+    : DecoderClass(parts_of(encoder, weight, bias, scale), slots, positions) {
   runner_ = encoder->engine().runner();
-  for (size_t rank = 1; rank < encoder->shards().size(); ++rank) {
-    const c10::intrusive_ptr<EncoderClass>& shard = encoder->shards()[rank];
-    const auto rows = [&](const at::Tensor& of_all) {
-      return of_all.narrow(0, 0, std::min(kUnreadRows, of_all.size(0))).to(shard->device());
-    };
-    const auto some = [&](const std::optional<at::Tensor>& of_all) -> std::optional<at::Tensor> {
-      if (!of_all) return of_all;
-      return rows(*of_all);
-    };
-    others_.push_back(
-        c10::make_intrusive<DecoderClass>(shard, rows(weight), some(bias), slots, positions, some(scale)));
-  }
+}
+
+DecoderClass::DecoderClass(const std::vector<Part>& parts, int64_t slots, int64_t positions)
+    : DecoderClass(parts.front().encoder, parts.front().head, slots, positions) {
+  for (size_t i = 1; i < parts.size(); ++i)
+    others_.push_back(c10::intrusive_ptr<DecoderClass>::unsafe_steal_from_new(
+        new DecoderClass(parts[i].encoder, parts[i].head, slots, positions)));
 }
 
 DecoderClass::DecoderClass(c10::intrusive_ptr<EncoderClass> encoder, DecoderHead head, int64_t slots, int64_t positions)
@@ -88,7 +104,7 @@ DecoderClass::DecoderClass(c10::intrusive_ptr<EncoderClass> encoder, DecoderHead
   if (!encoder_->device().is_cuda()) return;
   const c10::DeviceGuard guard(encoder_->device());
   const StreamOrder::Turn turn(memory_.order);
-  memory_.order.keep(head_.weight);
+  if (head_.weight.defined()) memory_.order.keep(head_.weight);
   if (head_.bias) memory_.order.keep(*head_.bias);
 }
 
@@ -106,6 +122,11 @@ c10::intrusive_ptr<DecoderClass> DecoderClass::with_cache(int64_t slots, int64_t
 
 at::Tensor DecoderClass::forward(const at::Tensor& input_ids, const at::Tensor& cu_seqlens, const at::Tensor& slots,
                                  bool all_rows) {
+  return forward_from({}, input_ids, cu_seqlens, slots, all_rows);
+}
+
+at::Tensor DecoderClass::forward_from(const at::Tensor& hidden, const at::Tensor& input_ids,
+                                      const at::Tensor& cu_seqlens, const at::Tensor& slots, bool all_rows) {
   const std::lock_guard lock(mutex_);
   const int64_t count = slots.numel();
   const int32_t* const index = host_integers("slots", slots, count);
@@ -125,10 +146,10 @@ at::Tensor DecoderClass::forward(const at::Tensor& input_ids, const at::Tensor& 
     max_q = std::max(max_q, tokens), max_k = std::max(max_k, there + tokens);
   }
 
-  const DecoderCall call{input_ids, cu_seqlens, slots, max_q, max_k, all_rows};
-  at::Tensor logits = runner_ ? forward_on_ranks(call) : forward_here(call);
+  const DecoderCall call{input_ids, cu_seqlens, slots, max_q, max_k, all_rows, hidden};
+  at::Tensor made = others_.empty() ? forward_here(call) : forward_on_all(call);
   for (int64_t i = 0; i < count; ++i) lengths_[index[i]] += cu[i + 1] - cu[i];
-  return logits;
+  return made;
 }
 
 at::Tensor DecoderClass::forward_here(const DecoderCall& call) {
@@ -137,25 +158,43 @@ at::Tensor DecoderClass::forward_here(const DecoderCall& call) {
   return engine_->forward(call);
 }
 
+at::Tensor DecoderClass::forward_on_all(const DecoderCall& call) {
+  try {
+    return runner_ ? forward_on_ranks(call) : forward_on_stages(call);
+  } catch (...) {
+    // Some may have stored the tokens.
+    const auto* const index = data<int32_t>(call.slots);
+    for (int64_t i = 0; i < call.count(); ++i) restore_length(index[i], lengths_[index[i]]);
+    throw;
+  }
+}
+
 at::Tensor DecoderClass::forward_on_ranks(const DecoderCall& call) {
   std::vector<at::Tensor> ids{call.input_ids};
   for (size_t rank = 1; rank <= others_.size(); ++rank)
     ids.push_back(runner_->at_rank(call.input_ids, static_cast<int64_t>(rank)));
   at::Tensor logits;
-  try {
-    runner_->run([&](int64_t rank) {
-      if (rank == 0)
-        logits = forward_here(call);
-      else
-        others_[rank - 1]->forward(ids[rank], call.cu_seqlens, call.slots, call.all_rows);
-    });
-  } catch (...) {
-    // Some ranks may have stored the tokens.
-    const auto* const index = data<int32_t>(call.slots);
-    for (int64_t i = 0; i < call.count(); ++i) restore_length(index[i], lengths_[index[i]]);
-    throw;
-  }
+  runner_->run([&](int64_t rank) {
+    if (rank == 0)
+      logits = forward_here(call);
+    else
+      others_[rank - 1]->forward(ids[rank], call.cu_seqlens, call.slots, call.all_rows);
+  });
   return logits;
+}
+
+at::Tensor DecoderClass::forward_on_stages(const DecoderCall& call) {
+  const auto move = [](const at::Tensor& tensor, at::Device device) {
+    return tensor.to(device, /*non_blocking=*/true);
+  };
+  std::vector<at::Tensor> ids;  // a copy between two GPUs waits for what both have begun
+  for (const auto& other : others_) ids.push_back(move(call.input_ids, other->encoder_->device()));
+  at::Tensor made = forward_here(call);
+  for (size_t i = 0; i < others_.size(); ++i) {
+    const at::Tensor hidden = move(made, others_[i]->encoder_->device());
+    made = others_[i]->forward_from(hidden, ids[i], call.cu_seqlens, call.slots, call.all_rows);
+  }
+  return move(made, encoder_->device());
 }
 
 void DecoderClass::restore_length(int64_t slot, int64_t length) {

@@ -35,13 +35,26 @@ class DecoderClass : public torch::CustomClassHolder {
   void copy_prefix(int64_t from, const std::vector<int64_t>& to, int64_t length);
 
  private:
-  // Of an encoder of several ranks that of the first, whose logits are read; the heads of the others have few rows.
+  // Of what computes a part of the encoder: itself, its ranks or its stages.
+  struct Part {
+    c10::intrusive_ptr<EncoderClass> encoder;
+    DecoderHead head;
+  };
+  // Of several ranks the first's logits are read, and the heads of the others have few rows; of stages the last has it.
+  static std::vector<Part> parts_of(const c10::intrusive_ptr<EncoderClass>& encoder, const at::Tensor& weight,
+                                    const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& scale);
   static DecoderHead check_head(const EncoderClass& encoder, const at::Tensor& weight, std::optional<at::Tensor> bias,
                                 const std::optional<at::Tensor>& scale);
   DecoderClass(c10::intrusive_ptr<EncoderClass> encoder, DecoderHead head, int64_t slots, int64_t positions);
+  DecoderClass(const std::vector<Part>& parts, int64_t slots, int64_t positions);
+  // hidden: of a later stage, what the one before has left; else undefined.
+  at::Tensor forward_from(const at::Tensor& hidden, const at::Tensor& input_ids, const at::Tensor& cu_seqlens,
+                          const at::Tensor& slots, bool all_rows);
   at::Tensor forward_here(const DecoderCall& call);
+  at::Tensor forward_on_all(const DecoderCall& call);
   at::Tensor forward_on_ranks(const DecoderCall& call);
-  void restore_length(int64_t slot, int64_t length);  // on every rank
+  at::Tensor forward_on_stages(const DecoderCall& call);
+  void restore_length(int64_t slot, int64_t length);  // on every rank or stage
   void check_slot(const char* name, int64_t slot) const;
   void check_length(int64_t slot, int64_t length) const;
   void set_length(int64_t slot, int64_t length);
@@ -52,7 +65,7 @@ class DecoderClass : public torch::CustomClassHolder {
   CacheMemory memory_;
   std::vector<int64_t> lengths_;  // as those on the device
   std::unique_ptr<DecoderEngine> engine_;
-  // Where the encoder has several ranks this is the first's.
+  // Where the encoder has several ranks or stages this is the first's.
   std::shared_ptr<RankRunner> runner_;
   std::vector<c10::intrusive_ptr<DecoderClass>> others_;
 };

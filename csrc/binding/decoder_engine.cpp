@@ -20,6 +20,7 @@ at::Tensor to_device(const at::Tensor& t, at::Device device) {
 
 template <class Device, class T>
 Linear<T> linear_of(const DecoderHead& head, int64_t hidden, at::Device device) {
+  if (!head.weight.defined()) return {};
   Matrix weight{.dtype = head.dtype, .n = head.vocab, .k = hidden};
   if (head.dtype == DType::q8_0) weight.per = granularity_of(head.dtype);
   if (device.is_cpu())
@@ -47,24 +48,26 @@ class DecoderEngineOf : public DecoderEngine {
     if (!encoder_.engine().uses_cuda_graphs())
       steps_.clear();
     else if (call.is_step())
-      if (at::Tensor logits = steps_.run(on.context, call); logits.defined()) return logits;
+      if (at::Tensor made = steps_.run(on.context, call); made.defined()) return made;
     Context<Device>& context = on.for_products();
     const at::Tensor cu = to_device(call.cu_seqlens, device), slots = to_device(call.slots, device);
-    const CheckedInput input =
+    CheckedInput input =
         check_packed<Device>(context, device, encoder_.config(), call.input_ids, cu, call.max_q, std::nullopt);
+    const EncoderConfig& c = encoder_.config();
+    if (call.hidden.defined()) go_on_from(input, call.hidden, c.hidden, kDType<T>);
     Batch batch = input.batch;
     batch.sequences.max_k = call.max_k;
-    batch.rows = {call.all_rows ? RowKind::all : RowKind::last};
+    batch.rows = {call.all_rows || !c.stage.last() ? RowKind::all : RowKind::last};
     on.for_products(decoder_.weight_scratch_bytes(context, batch.tokens(), batch.output_rows()));
     const auto plan = decoder_.plan(context, batch);
     const at::TensorOptions there = at::TensorOptions().device(device);
     const at::Tensor workspace = at::empty({static_cast<int64_t>(plan.bytes)}, there.dtype(at::kByte));
-    const at::Tensor logits =
-        at::empty({rows_with_slack<Device>(batch.output_rows()), decoder_.vocab()}, there.dtype(encoder_.dtype()));
+    const at::Tensor made =
+        at::empty({rows_with_slack<Device>(batch.output_rows()), decoder_.cols()}, there.dtype(encoder_.dtype()));
     const CacheSlots in{data<int32_t>(slots), data<int32_t>(memory_.lengths), memory_.cache.positions()};
     if (communicator) communicator->meet();
-    decoder_.forward(context, batch, in, plan, Workspace(workspace.data_ptr(), plan.bytes), data<T>(logits));
-    return logits.narrow(0, 0, batch.output_rows());
+    decoder_.forward(context, batch, in, plan, Workspace(workspace.data_ptr(), plan.bytes), data<T>(made));
+    return made.narrow(0, 0, batch.output_rows());
   }
 
   int64_t recorded() const override { return steps_.recorded(); }

@@ -11,11 +11,12 @@
 
 namespace ftbert::binding {
 
+// Undefined of a stage before the last.
 struct DecoderHead {
   at::Tensor weight;  // [vocab, hidden], packed on the CPU, and in q8_0
-  DType dtype;
-  std::optional<at::Tensor> bias;
-  int64_t vocab;
+  DType dtype = DType::fp32;
+  std::optional<at::Tensor> bias = {};
+  int64_t vocab = 0;
 };
 
 // Tokens that follow those in the slots, checked but for the ids.
@@ -24,6 +25,7 @@ struct DecoderCall {
   at::Tensor cu_seqlens, slots;  // int32 [count + 1], [count] on the host
   int64_t max_q, max_k;          // of the longest sequence its tokens, and those with what its slot holds
   bool all_rows;
+  at::Tensor hidden = {};  // [tokens, hidden] on the device: of a later stage, what the one before has left
 
   int64_t count() const { return slots.numel(); }
   bool is_step() const { return max_q == 1; }  // each sequence gets one token
@@ -42,7 +44,8 @@ struct CacheMemory {
 // What differs between (device, dtype) pairs, behind one virtual call. A call is a turn of the memory's order.
 struct DecoderEngine {
   virtual ~DecoderEngine() = default;
-  virtual at::Tensor forward(const DecoderCall& call) = 0;  // [output rows, vocab]
+  // [output rows, vocab]; of a stage before the last [tokens, hidden]
+  virtual at::Tensor forward(const DecoderCall& call) = 0;
   virtual int64_t recorded() const = 0;                     // graphs so far
 };
 

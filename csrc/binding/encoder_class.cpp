@@ -172,7 +172,7 @@ EncoderClass::EncoderClass(const Stages& stages)
     : weights_(stages.shared),
       description_(stages.config),
       config_(EncoderConfig::parse(description_)),
-      in_stages_(true) {
+      stages_(stages.here) {
   FTBERT_CHECK(!stages.here.empty(), "expected at least one stage");
   const EncoderClass& first = *stages.here.front();
   attention_ = first.attention_, device_ = first.device_, dtype_ = first.dtype_;
@@ -183,8 +183,8 @@ EncoderClass::EncoderClass(const Stages& stages)
 }
 
 TensorDict EncoderClass::weights() const {
-  FTBERT_CHECK(shards_.empty() && !in_stages_, "the weights of this model lie on several devices, as ",
-               in_stages_ ? "stages" : "shards", ": load it on one to save or move it");
+  FTBERT_CHECK(shards_.empty() && stages_.empty(), "the weights of this model lie on several devices, as ",
+               shards_.empty() ? "stages" : "shards", ": load it on one to save or move it");
   TensorDict all;
   for (const WeightSpec& spec : weight_specs(config_)) {
     const auto it = packed_.find(spec.name);

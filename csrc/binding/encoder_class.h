@@ -68,7 +68,7 @@ class EncoderClass : public torch::CustomClassHolder {
   std::string description() const { return description_; }  // the config as it was given
   std::string attention() const { return attention_; }
   const std::vector<c10::intrusive_ptr<EncoderClass>>& shards() const { return shards_; }  // empty: this is one
-  bool in_stages() const { return in_stages_; }
+  const std::vector<c10::intrusive_ptr<EncoderClass>>& stages() const { return stages_; }  // likewise; those here
   StringDict info() const;
   // bf16 on the CPU: the matrices alone.
   c10::intrusive_ptr<EncoderClass> to(at::Device device, at::ScalarType dtype) const;
@@ -83,8 +83,7 @@ class EncoderClass : public torch::CustomClassHolder {
   EncoderConfig config_;
   at::Device device_{at::kCPU};
   at::ScalarType dtype_ = at::kFloat;
-  std::vector<c10::intrusive_ptr<EncoderClass>> shards_;
-  bool in_stages_ = false;
+  std::vector<c10::intrusive_ptr<EncoderClass>> shards_, stages_;
   std::unique_ptr<Engine> engine_;
 };
 
