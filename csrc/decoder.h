@@ -1,5 +1,5 @@
-// A causal model's logits: the encoder's layers over a cache of keys and values, then the head over the vocabulary. Of a
-// stage before the last there is no head, and its stream is the result.
+// A causal model's logits: the encoder's layers over a cache of keys and values, then the head over the vocabulary. Of
+// a stage before the last there is no head, and its stream is the result.
 #pragma once
 #include <algorithm>
 

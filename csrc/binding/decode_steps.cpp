@@ -89,8 +89,8 @@ void DecodeSteps<Device, T>::stage(Context<Device>& context, const DecoderCall& 
     slots_.narrow(0, 0, count).copy_(call.slots.pin_memory(), /*non_blocking=*/true);
     staged_.assign(slots, slots + count);
   }
-  CheckedInput input = check_packed<Device>(context, device_, config_, call.input_ids,
-                                                  offsets_.narrow(0, 0, count + 1), 1, std::nullopt);
+  CheckedInput input = check_packed<Device>(context, device_, config_, call.input_ids, offsets_.narrow(0, 0, count + 1),
+                                            1, std::nullopt);
   copy_on_device(context, input.batch.ids, data<int64_t>(ids_), count * sizeof(int64_t));
   if (!hidden_.defined()) return;
   go_on_from(input, call.hidden, config_.hidden, kDType<T>);

@@ -20,9 +20,9 @@ class DecodeSteps {
   DecodeSteps(const Decoder<Device, T>& decoder, const EncoderConfig& config, CacheMemory& memory, at::Device device);
   ~DecodeSteps();
 
-  // What the decoder makes, [count, cols], of a call with one token for each sequence. Undefined, and nothing ran: too many sequences,
-  // weights that need scratch, the caller is recording, no memory. A size runs directly the first time, is recorded the
-  // second, then repeated.
+  // What the decoder makes, [count, cols], of a call with one token for each sequence. Undefined, and nothing ran: too
+  // many sequences, weights that need scratch, the caller is recording, no memory. A size runs directly the first time,
+  // is recorded the second, then repeated.
   at::Tensor run(Context<Device>& context, const DecoderCall& call);
   void clear();  // forgets all recordings
   int64_t recorded() const { return recorded_; }

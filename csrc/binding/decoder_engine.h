@@ -46,7 +46,7 @@ struct DecoderEngine {
   virtual ~DecoderEngine() = default;
   // [output rows, vocab]; of a stage before the last [tokens, hidden]
   virtual at::Tensor forward(const DecoderCall& call) = 0;
-  virtual int64_t recorded() const = 0;                     // graphs so far
+  virtual int64_t recorded() const = 0;  // graphs so far
 };
 
 // All of it must outlive the engine.

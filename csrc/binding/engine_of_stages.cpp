@@ -28,12 +28,13 @@ class EngineOfStages : public Engine {
   explicit EngineOfStages(const Stages& stages) : stages_(stages.here) {}
 
   std::vector<at::Tensor> forward(const Call& call, const std::vector<Want>& wants) const override {
-    const std::vector<Run> runs = micro_batches(call, static_cast<int64_t>(stages_.size()));
+    const Call here = call_at(call, first().device(), first().device());  // from now on its mask is on the CPU
+    const std::vector<Run> runs = micro_batches(here, static_cast<int64_t>(stages_.size()));
     // All of it goes to all devices first: a copy between two GPUs waits for what both have begun.
     std::vector<Call> calls;
     std::vector<StageResults> results;
     for (const auto& stage : stages_) {
-      calls.push_back(call_at(call, first().device(), stage->device()));
+      calls.push_back(call_at(here, first().device(), stage->device()));
       results.emplace_back(stage->config().stage, wants);
     }
     for (const Run& run : runs) {
