@@ -3,8 +3,8 @@
     RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=... rank_process.py families | calls | killed
         tensor | pipeline [cpu | cuda]
 
-families: each family with every mask equals the model of one process; of shards then a decoder's texts. calls: so do
-calls of every kind, of which some are large and some wrong. killed: after one call the last rank ends by SIGKILL in the
+families: each family with every mask equals the model of one process; of shards then a decoder's texts, which stages
+refuse. calls: so do calls of every kind, of which some are large and some wrong. killed: after one call the last rank ends by SIGKILL in the
 middle of calls, and the others print in which words they learned of it.
 """
 
@@ -18,6 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import distributed
 
@@ -45,10 +46,13 @@ def families(parallel: str, device: str) -> None:
             for name, value in want.items():
                 assert_close(got[name], value, atol=2e-5, rtol=2e-5, what=f"{family} {mask} {name}")
             assert_close(shared(**batch).last_hidden_state, got.last_hidden_state, atol=0, what=f"{family}: run to run")
+    prompts = [one.tolist() for one in texts(DECODERS[0])]
+    alone, shared = (ftbert.load(made(DECODERS[0]), device, parallel=word) for word in (None, parallel))
     if parallel == "tensor":
-        prompts = [one.tolist() for one in texts(DECODERS[0])]
-        alone, shared = (ftbert.load(made(DECODERS[0]), device, parallel=word) for word in (None, parallel))
         assert shared.generate_ids(prompts, max_new_tokens=8) == alone.generate_ids(prompts, max_new_tokens=8)
+    else:
+        with pytest.raises(RuntimeError, match="several processes generate no text"):
+            shared.generate_ids(prompts, max_new_tokens=8)
     print(f"rank {distributed.get_rank()}: {len(FAMILIES)} families")
 
 

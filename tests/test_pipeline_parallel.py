@@ -5,8 +5,11 @@ Here the stages are in one process. Those of several processes: test_process_ran
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +22,7 @@ from language_models import made, run, texts
 from ranks import FAMILIES, places_of, shared_model, task_of
 
 import ftbert
+from ftbert import cli
 from ftbert.checkpoint import EncoderConfig, stages_of
 from ftbert.converters import open_checkpoint
 from ftbert.decoding.decoder import decoder_of
@@ -55,6 +59,7 @@ def assert_same(got: Any, want: Any, place: Place, what: str = "") -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_and_mask(place: Place, family: str) -> None:
+    """Of calls that are not cut the CPU makes the same bits."""
     reference = shared_model(family)
     alone, staged = both(reference, place, 2)
     assert staged.info()["parallel"].startswith("pipeline") and staged.tasks == alone.tasks
@@ -64,6 +69,8 @@ def test_every_family_and_mask(place: Place, family: str) -> None:
         want, got = alone(**batch), staged(**batch)
         assert got.keys() == want.keys()
         for name, value in want.items():
+            if place.device == "cpu":
+                assert torch.equal(got[name], value), name
             assert_same(got[name], value, place, name)
         assert_close(staged(**batch).last_hidden_state, got.last_hidden_state, atol=0, what="run to run")
 
@@ -246,9 +253,14 @@ def test_numbers_of_layers(place: Place) -> None:
     assert told == f"pipeline, layer 0 on {places[0]}, layers 1 to 2 on {places[1]}"
 
 
-def test_wide_layers_count_for_more() -> None:
-    from dataclasses import replace
+def test_the_command_line(place: Place, tiny_bert: Callable[..., Path], tmp_path: Path, capsys: Any) -> None:
+    folder, places = tiny_bert(tmp_path), places_of(place, 2)
+    assert cli.main(["info", str(folder), "--device", ",".join(places), "--parallel", "pipeline", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["model"]["parallel"]
+    assert told == f"pipeline, layer 0 on {places[0]}, layer 1 on {places[1]}"
 
+
+def test_wide_layers_count_for_more() -> None:
     whole = open_checkpoint(make_bert(num_hidden_layers=4)).config.encoder
     wide = replace(whole.layers[0], ffn=replace(whole.layers[0].ffn, inter=4000))
     assert [config.depth for config in stages_of(replace(whole, layers=(wide, *whole.layers[1:])), 2)] == [1, 3]
