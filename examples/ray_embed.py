@@ -24,7 +24,9 @@ from ftbert.files import embed_file
 class Embedder:
     """What an actor holds: a model."""
 
-    def __init__(self, model: str, device: str | list[str], dtype: str, column: str | None, parallel: str | None) -> None:
+    def __init__(
+        self, model: str, device: str | list[str], dtype: str, column: str | None, parallel: str | None
+    ) -> None:
         self.model, self.column = ftbert.load(model, device, dtype, parallel=parallel, heads=False), column
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
@@ -50,7 +52,7 @@ def main() -> int:
     parser.add_argument("--concurrency", type=int, default=1, help="actors, each with a model (default 1)")
     parser.add_argument("--num-gpus", type=float, default=0.0, help="of an actor (default 0: the CPU)")
     parser.add_argument("--num-cpus", type=float, default=1.0, help="of an actor; its threads on the CPU (default 1)")
-    parser.add_argument("--parallel", choices=("tensor",), help="one model over all GPUs of an actor")
+    parser.add_argument("--parallel", choices=("tensor", "pipeline"), help="one model over all GPUs of an actor")
     parser.add_argument("--dtype", choices=("fp32", "fp16", "bf16", "fp8"), help="(default fp16 on GPUs, fp32 on CPUs)")
     parser.add_argument("--column", help='field with the text (default "text")')
     parser.add_argument("--to", choices=(".npy", ".jsonl", ".jsonl.gz", ".parquet"), default=".npy")

@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--address", help="of a Ray cluster: auto, HOST:PORT (default: this machine's, or a new one)")
     parser.add_argument("--replicas", type=int, default=1, help="(default 1)")
     parser.add_argument("--num-gpus", type=float, default=0.0, help="of a replica (default 0: the CPU)")
-    parser.add_argument("--parallel", choices=("tensor",), help="one model over all GPUs of a replica")
+    parser.add_argument("--parallel", choices=("tensor", "pipeline"), help="one model over all GPUs of a replica")
     parser.add_argument("--num-cpus", type=float, default=1.0, help="of a replica; its threads on the CPU (default 1)")
     parser.add_argument("--dtype", choices=("fp32", "fp16", "bf16", "fp8"), help="(default fp16 on GPUs, fp32 on CPUs)")
     parser.add_argument("--host", default="127.0.0.1", help="that the proxies listen on (default 127.0.0.1)")

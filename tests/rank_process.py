@@ -1,42 +1,38 @@
-"""A process of test_process_ranks.py: one rank of a model, over gloo on the CPU and NCCL on GPUs.
-
-    RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=... rank_process.py families | calls | killed
-        tensor | pipeline [cpu | cuda]
+"""What a process of test_process_ranks.py does: one rank of a model, over gloo on the CPU and NCCL on GPUs.
 
 families: each family with every mask equals the model of one process; of shards then a decoder's texts, which stages
 refuse. calls: so do calls of every kind, of which some are large and some wrong. killed: after one call the last rank ends by SIGKILL in the
 middle of calls, and the others print in which words they learned of it.
+=======
+families: each family with every mask equals the model of one process; of shards then a decoder's texts. calls: so do
+calls of every kind, of which some are large and some wrong. killed: after one call the last rank ends by SIGKILL in the
+middle of calls, and the others say in which words they learned of it.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from compare import assert_close
+from conftest import make_bert
+from families import make_batch, masks_of
+from language_models import FAMILIES as DECODERS
+from language_models import made, texts
+from ranks import FAMILIES, shared_model, task_of
 from torch import distributed
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from compare import assert_close  # noqa: E402
-from conftest import make_bert  # noqa: E402
-from families import make_batch, masks_of  # noqa: E402
-from language_models import FAMILIES as DECODERS  # noqa: E402
-from language_models import made, texts  # noqa: E402
-from ranks import FAMILIES, shared_model, task_of  # noqa: E402
-
-import ftbert  # noqa: E402
+import ftbert
 
 WANTS = ["tokens", "packed_tokens", "cu_seqlens", "first", "last", "pooled", "hidden_states", "tokens"]
 
 
-def families(parallel: str, device: str) -> None:
+def families(parallel: str, device: str) -> str:
     for family in FAMILIES:
         reference = shared_model(family)
         alone, shared = ftbert.load(reference, device), ftbert.load(reference, device, parallel=parallel)
@@ -53,10 +49,10 @@ def families(parallel: str, device: str) -> None:
     else:
         with pytest.raises(RuntimeError, match="several processes generate no text"):
             shared.generate_ids(prompts, max_new_tokens=8)
-    print(f"rank {distributed.get_rank()}: {len(FAMILIES)} families")
+    return f"{len(FAMILIES)} families"
 
 
-def calls(parallel: str, device: str) -> None:
+def calls(parallel: str, device: str) -> str:
     reference = make_bert(num_attention_heads=4, num_hidden_layers=5, max_position_embeddings=512)
     alone, shared = (ftbert.load(reference, device, parallel=word) for word in (None, parallel))
     torch.manual_seed(3)
@@ -88,10 +84,10 @@ def calls(parallel: str, device: str) -> None:
             except RuntimeError as error:
                 words.append(str(error))
         assert len(words) == 2 and words[0] == words[1], words
-    print(f"rank {distributed.get_rank()}: {len(of_calls)} calls")
+    return f"{len(of_calls)} calls"
 
 
-def killed(parallel: str, device: str) -> None:
+def killed(parallel: str, device: str) -> str:
     model = ftbert.load(make_bert(num_attention_heads=4), device, parallel=parallel)
     ids = torch.ones(2, 30, dtype=torch.int64, device=device)
     model(ids)
@@ -102,13 +98,18 @@ def killed(parallel: str, device: str) -> None:
         while time.monotonic() - began < 60:
             model(ids)
     except RuntimeError as error:
-        print(f"{time.monotonic() - began:.1f} s: {error}")
+        return f"{time.monotonic() - began:.1f} s: {error}"
+    return "nothing"
 
 
-if __name__ == "__main__":
+def rank_process(rank: int, ranks: int, store: str, what: str, parallel: str, device: str, said: Any) -> None:
+    """said: a connection that gets what it found, in words."""
+    os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     torch.set_num_threads(1)
-    what, parallel, device = sys.argv[1], sys.argv[2], (sys.argv[3:] or ["cpu"])[0]
     if device == "cuda":
-        torch.cuda.set_device(int(os.environ["RANK"]))
-    distributed.init_process_group("nccl" if device == "cuda" else "gloo", timeout=timedelta(seconds=30))
-    {"families": families, "calls": calls, "killed": killed}[what](parallel, device)
+        torch.cuda.set_device(rank)
+    distributed.init_process_group(
+        "nccl" if device == "cuda" else "gloo", init_method=f"file://{store}", rank=rank, world_size=ranks,
+        timeout=timedelta(seconds=30),
+    )  # fmt: skip
+    said.send({"families": families, "calls": calls, "killed": killed}[what](parallel, device))

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
-import socket
-import subprocess
 import sys
+from multiprocessing import forkserver
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from conftest import have_gpu
+from rank_process import rank_process
 
-_SCRIPT = Path(__file__).with_name("rank_process.py")
+_CONTEXT = multiprocessing.get_context("forkserver")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imported() -> None:
+    """Each is forked from a process that has imported what all import, and has not computed yet."""
+    _CONTEXT.set_forkserver_preload(["rank_process"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # Python 3.11 does not give it sys.path
+        forkserver.ensure_running()
 
 
 @pytest.fixture(params=["cpu", "cuda"])
@@ -23,48 +34,54 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def run(ranks: int, *arguments: str) -> list[tuple[int, str, str]]:
-    """Of each rank the exit code and what it wrote."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = os.environ | {
-        "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo",
-    }  # fmt: skip
-    processes = [
-        subprocess.Popen([sys.executable, str(_SCRIPT), *arguments], env=common | {"RANK": str(rank)}, text=True,
-                         stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        for rank in range(ranks)
-    ]  # fmt: skip
+def run(folder: Path, ranks: int, what: str, parallel: str, device: str) -> list[tuple[int | None, str]]:
+    """Of each rank the exit code and what it said."""
+    processes, ends = [], []
+    for rank in range(ranks):
+        here, there = _CONTEXT.Pipe(duplex=False)
+        given = (rank, ranks, str(folder / "store"), what, parallel, device, there)
+        processes.append(_CONTEXT.Process(target=rank_process, args=given))
+        ends.append(here)
+        processes[-1].start()
+        there.close()
     try:
-        return [(process.returncode, *written) for process in processes for written in [process.communicate(timeout=300)]]
+        for process in processes:
+            process.join(300)
+        return [(process.exitcode, last_words(end)) for process, end in zip(processes, ends, strict=True)]
     finally:
         for process in processes:
             process.kill()
 
 
-def assert_done(kind: str, ranks: int, what: str, parallel: str, words: str) -> None:
-    if kind == "cuda" and torch.cuda.device_count() < ranks:
-        pytest.skip(f"needs {ranks} GPUs")
-    for rank, (code, out, errors) in enumerate(run(ranks, what, parallel, kind)):
-        assert code == 0, errors[-3000:]
-        assert re.search(f"rank {rank}: {words}", out)
+def last_words(end: Any) -> str:
+    try:
+        return str(end.recv())
+    except EOFError:
+        return ""
+
+
+def assert_done(found: list[tuple[int | None, str]], words: str) -> None:
+    for code, said in found:
+        assert code == 0 and re.fullmatch(words, said)
 
 
 @pytest.mark.parametrize(("parallel", "ranks"), [("tensor", 2), ("tensor", 4), ("pipeline", 2)])
-def test_every_family(kind: str, parallel: str, ranks: int) -> None:
-    assert_done(kind, ranks, "families", parallel, r"\d\d families")
+def test_every_family(kind: str, parallel: str, ranks: int, tmp_path: Path) -> None:
+    if kind == "cuda" and torch.cuda.device_count() < ranks:
+        pytest.skip(f"needs {ranks} GPUs")
+    assert_done(run(tmp_path, ranks, "families", parallel, kind), r"\d\d families")
 
 
-def test_every_call_of_stages(kind: str) -> None:
+def test_every_call_of_stages(kind: str, tmp_path: Path) -> None:
     """Three: one receives and sends."""
-    assert_done(kind, 3, "calls", "pipeline", r"\d\d calls")
+    if kind == "cuda" and torch.cuda.device_count() < 3:
+        pytest.skip("needs 3 GPUs")
+    assert_done(run(tmp_path, 3, "calls", "pipeline", kind), r"\d\d calls")
 
 
 @pytest.mark.parametrize("parallel", ["tensor", "pipeline"])
-def test_a_rank_that_is_killed_ends_the_others(parallel: str) -> None:
-    (code, out, errors), (other, _, _) = run(2, "killed", parallel)
-    assert other == -9 and code == 0, errors[-3000:]
-    took = re.match(r"([\d.]+) s: rank 0 of 2: rank 1 has ended or failed", out)
+def test_a_rank_that_is_killed_ends_the_others(parallel: str, tmp_path: Path) -> None:
+    (code, said), (other, _) = run(tmp_path, 2, "killed", parallel, "cpu")
+    assert other == -9 and code == 0
+    took = re.match(r"([\d.]+) s: rank 0 of 2: rank 1 has ended or failed", said)
     assert took and float(took[1]) < 10

@@ -223,12 +223,12 @@ def test_what_load_refuses() -> None:
         ftbert.load(source, ["cpu", "cpu"])
 
 
-def test_shards_are_not_saved_or_moved() -> None:
+def test_shards_are_not_saved_or_moved(tmp_path: Path) -> None:
     shared = ftbert.load(make_bert(), ["cpu", "cpu"], parallel="tensor")
     for use in (
         shared.encoder.weights,
         lambda: shared.to("cpu", "bf16"),
-        lambda: torch.jit.script(shared.module).save("m.pt"),
+        lambda: torch.jit.script(shared.module).save(str(tmp_path / "m.pt")),
     ):
         with pytest.raises(RuntimeError, match="several devices, as shards"):
             use()

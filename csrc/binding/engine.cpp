@@ -1,8 +1,10 @@
 // One forward call between torch and the core: checks with words, memory from torch's allocator, the current stream.
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
+#include <chrono>
 #include <set>
 
 #include "binding/encoder_class.h"
@@ -75,6 +77,29 @@ class EngineOf : public Engine {
     for (const Want want : wants) made.push_back(not_shared(make(on, r, want), call, made));
     r.input.settle(c);
     return made;
+  }
+
+  double seconds_of_sum(int64_t rows) const override {
+    constexpr int kWarm = 20, kTimed = 200;
+    const c10::DeviceGuard guard(device_);
+    CallContext<Device> on(device_);
+    const int64_t count = rows * encoder_.config().hidden;
+    const at::Tensor sums = at::zeros({count}, options(scalar_type_of(kDType<T>)));
+    const auto sum = [&](int turn) {
+      if constexpr (kNormsAddParts<Device>)
+        if (const PeerParts parts = communicator_->parts(sums.nbytes(), turn))
+          return all_reduce(on.context, parts, count, data<T>(sums));
+      communicator_->all_reduce(on.context, kDType<T>, sums.mutable_data_ptr(), count);
+    };
+    const auto all = [&](int times) {
+      communicator_->meet();
+      const auto began = std::chrono::steady_clock::now();
+      for (int i = 0; i < times; ++i) sum(i % 2);
+      c10::impl::VirtualGuardImpl(device_.type()).getStream(device_).synchronize();
+      return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count() / times;
+    };
+    all(kWarm);
+    return all(kTimed);
   }
 
   void use_cuda_graphs(bool on) const override { replay_.enable(on); }
