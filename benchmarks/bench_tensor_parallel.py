@@ -86,7 +86,7 @@ def checkpoint_of(model: str, dtype: str) -> Checkpoint:
                 BertConfig(hidden_size=1024, intermediate_size=4096, num_hidden_layers=24, num_attention_heads=16)
             )
         else:
-            sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+            sizes: Any = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
             live = BertModel(BertConfig(**sizes))
     opened = open_checkpoint(live)
     config = CheckpointConfig(opened.config.architecture, opened.config.encoder)
@@ -150,7 +150,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise SystemExit(f"expected several GPUs, got {devices}; --quick runs on the CPU")
     out = options.out or results_file(f"tensor-parallel-{'cpu' if options.quick else 'cuda'}", whole=not options.quick)
     document: dict[str, Any] = {}
-    loaded, models = "", (None, None)
+    loaded = ""
+    models: tuple[Any, Any] = (None, None)
     for case in QUICK if options.quick else CASES:
         if loaded != case.model:
             models = (None, None)
