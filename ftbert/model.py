@@ -309,6 +309,8 @@ class Model(Replicated, TextModel, LanguageModel):
             raise TypeError(f"the first argument is a device; for a dtype write to(dtype={device})")
         places = self.devices if device is None else check_devices(device)
         element = self.dtype if dtype is None else parse_dtype(dtype)
+        if not self.encoder.whole():
+            raise RuntimeError("this model lies on several devices as one; load it anew to have it elsewhere")
         for place in places:
             check_dtype(place, element)
         if element != self.dtype and (self.dtype != torch.float32 or element in EIGHT_BITS.values()):

@@ -30,4 +30,6 @@ def find_ranks(parallel: str | None, places: Sequence[torch.device]) -> Ranks:
         )
     group = distributed.group.WORLD
     assert group is not None
+    if group.size() == 1:
+        return ALONE
     return Ranks(group.rank(), group.size(), group.group_name, stages and group.size() > 1)

@@ -1,12 +1,8 @@
 """What a process of test_process_ranks.py does: one rank of a model, over gloo on the CPU and NCCL on GPUs.
 
 families: each family with every mask equals the model of one process; of shards then a decoder's texts, which stages
-refuse. calls: so do calls of every kind, of which some are large and some wrong. killed: after one call the last rank ends by SIGKILL in the
-middle of calls, and the others print in which words they learned of it.
-=======
-families: each family with every mask equals the model of one process; of shards then a decoder's texts. calls: so do
-calls of every kind, of which some are large and some wrong. killed: after one call the last rank ends by SIGKILL in the
-middle of calls, and the others say in which words they learned of it.
+refuse. calls: so do calls of every kind, of which some are large and some wrong. killed: after one call the last rank
+ends by SIGKILL in the middle of calls, and the others say in which words they learned of it.
 """
 
 from __future__ import annotations

@@ -143,6 +143,7 @@ at::Tensor DecodeSteps<Device, T>::run(Context<Device>& context, const DecoderCa
     found = &find(context, call);
     made = at::empty({count, decoder_.cols()}, at::TensorOptions().device(device_).dtype(scalar_type_of(kDType<T>)));
   } catch (const c10::OutOfMemoryError&) {
+    if (context.communicator) throw;  // ranks run alike
     return {};
   }
   Recording& step = *found;
@@ -151,6 +152,7 @@ at::Tensor DecodeSteps<Device, T>::run(Context<Device>& context, const DecoderCa
   const auto forward = [&](Context<Device>& on) {
     decoder_.forward(on, step.batch, slots(), step.plan, step.workspace, step.made);
   };
+  if (context.communicator) context.communicator->reserve(sum_bytes<Device, T>(config_, step.batch));
   if (step.ran && !step.graph && !step.refused) {
     try {
       step.graph = record_graph([&](void* stream) {
@@ -163,11 +165,12 @@ at::Tensor DecodeSteps<Device, T>::run(Context<Device>& context, const DecoderCa
       step.refused = true;
     }
   }
-  if (context.communicator) context.communicator->meet();
-  if (step.graph)
+  const auto agree = [&](bool here) { return context.communicator ? context.communicator->agree(here) : here; };
+  if (agree(step.graph != nullptr))
     step.graph->launch(mine.stream);
   else
     forward(mine);
+  agree(true);
   step.ran = true;
   copy_on_device(context, step.made, made.mutable_data_ptr(), made.nbytes());
   return made;

@@ -45,6 +45,7 @@ class DecoderEngineOf : public DecoderEngine {
     CallContext<Device> on(device);
     const std::shared_ptr<Communicator<Device>> communicator = encoder_.engine().communicator().of<Device>();
     on.context.communicator = communicator.get();
+    const std::unique_lock<std::mutex> alone = communicator ? communicator->alone() : std::unique_lock<std::mutex>();
     if (!encoder_.engine().uses_cuda_graphs())
       steps_.clear();
     else if (call.is_step())
@@ -65,8 +66,12 @@ class DecoderEngineOf : public DecoderEngine {
     const at::Tensor made =
         at::empty({rows_with_slack<Device>(batch.output_rows()), decoder_.cols()}, there.dtype(encoder_.dtype()));
     const CacheSlots in{data<int32_t>(slots), data<int32_t>(memory_.lengths), memory_.cache.positions()};
-    if (communicator) communicator->meet();
+    if (communicator) {
+      communicator->reserve(sum_bytes<Device, T>(encoder_.config(), batch));
+      communicator->agree(true);
+    }
     decoder_.forward(context, batch, in, plan, Workspace(workspace.data_ptr(), plan.bytes), data<T>(made));
+    if (communicator) communicator->agree(true);
     return made.narrow(0, 0, batch.output_rows());
   }
 

@@ -183,8 +183,8 @@ EncoderClass::EncoderClass(const Stages& stages)
 }
 
 TensorDict EncoderClass::weights() const {
-  FTBERT_CHECK(shards_.empty() && stages_.empty(), "the weights of this model lie on several devices, as ",
-               shards_.empty() ? "stages" : "shards", ": load it on one to save or move it");
+  FTBERT_CHECK(whole(), "the weights of this model lie on several devices, as ",
+               config_.shard.whole() ? "stages" : "shards", ": load it on one to save or move it");
   TensorDict all;
   for (const WeightSpec& spec : weight_specs(config_)) {
     const auto it = packed_.find(spec.name);

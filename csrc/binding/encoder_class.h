@@ -63,6 +63,8 @@ class EncoderClass : public torch::CustomClassHolder {
   at::ScalarType dtype() const { return dtype_; }  // of the residual stream and of results
   std::string matrix_dtype() const;                // the narrowest in which one is stored
 
+  // All of the model is here, on one device.
+  bool whole() const { return stages_.empty() && config_.shard.whole() && config_.stage.whole(); }
   // The weights in their plain layout (those repacked for the GEMM are laid out anew), and what was given.
   TensorDict weights() const;
   // One of them without a copy; throws for an unknown name and for a repacked matrix.

@@ -40,6 +40,7 @@ class EngineOf : public Engine {
     const c10::DeviceGuard guard(device_);
     CallContext<Device> on(device_);
     on.context.communicator = communicator_.get();
+    const std::unique_lock<std::mutex> alone = communicator_ ? communicator_->alone() : std::unique_lock<std::mutex>();
     const EncoderConfig& c = encoder_.config();
     FTBERT_CHECK(!call.rows || asks_for(wants, Want::rows), "rows: nothing of `want` reads them");
     Result r{call.cu_seqlens ? check_packed<Device>(on.context, device_, c, call.input_ids, *call.cu_seqlens,
@@ -80,26 +81,47 @@ class EngineOf : public Engine {
   }
 
   double seconds_of_sum(int64_t rows) const override {
-    constexpr int kWarm = 20, kTimed = 200;
+    constexpr int kTimes = 200;
     const c10::DeviceGuard guard(device_);
     CallContext<Device> on(device_);
     const int64_t count = rows * encoder_.config().hidden;
     const at::Tensor sums = at::zeros({count}, options(scalar_type_of(kDType<T>)));
-    const auto sum = [&](int turn) {
-      if constexpr (kNormsAddParts<Device>)
-        if (const PeerParts parts = communicator_->parts(sums.nbytes(), turn))
-          return all_reduce(on.context, parts, count, data<T>(sums));
-      communicator_->all_reduce(on.context, kDType<T>, sums.mutable_data_ptr(), count);
+    communicator_->reserve(sums.nbytes());
+    const auto add_up = [&](Context<Device>& context) {
+      for (int turn = 0; turn < kTimes; ++turn) {
+        const PeerParts parts = communicator_->parts(sums.nbytes(), turn % 2);
+        if constexpr (kNormsAddParts<Device>) {
+          if (parts) {
+            communicator_->launch_together(context, [&] { all_reduce(context, parts, count, data<T>(sums)); });
+            continue;
+          }
+        }
+        communicator_->all_reduce(context, kDType<T>, sums.mutable_data_ptr(), count);
+      }
     };
-    const auto all = [&](int times) {
-      communicator_->meet();
+    std::unique_ptr<LaunchGraph> graph;
+    const auto timed = [&] {
+      communicator_->agree(true);
       const auto began = std::chrono::steady_clock::now();
-      for (int i = 0; i < times; ++i) sum(i % 2);
+      if (graph)
+        graph->launch(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_).native_handle());
+      else
+        add_up(on.context);
+      communicator_->agree(true);
       c10::impl::VirtualGuardImpl(device_.type()).getStream(device_).synchronize();
-      return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count() / times;
+      return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count() / kTimes;
     };
-    all(kWarm);
-    return all(kTimed);
+    timed();
+    if constexpr (std::is_same_v<Device, Cuda>) {
+      if (communicator_->records())
+        graph = record_graph([&](void* stream) {
+          Context<Device> recorder = on.context;
+          recorder.stream = stream;
+          add_up(recorder);
+        });
+      timed();
+    }
+    return timed();
   }
 
   void use_cuda_graphs(bool on) const override { replay_.enable(on); }
@@ -124,6 +146,9 @@ class EngineOf : public Engine {
                                               {"deferred_layernorm", encoder_.deferred_state(on.context)},
                                               {"cuda_graphs", replay_.state()}};
     if (rounds_products(on.context)) all["products"] = "tf32";
+    if (const Shard& shard = encoder_.config().shard; !shard.whole())
+      all["parallel"] =
+          "tensor, rank " + std::to_string(shard.rank) + " of " + std::to_string(shard.size) + " processes";
     return all;
   }
 
@@ -228,8 +253,12 @@ class EngineOf : public Engine {
       batch.columns = positions.columns;
     }
     const Workspace rest(workspace.take<char>(static_cast<int64_t>(plan.bytes)), plan.bytes);
-    if (communicator_) communicator_->meet();
+    if (communicator_) {
+      communicator_->reserve(sum_bytes<Device, T>(c, batch));
+      communicator_->agree(true);
+    }
     encoder_.forward(context, batch, plan, rest, data<T>(hidden), hook);
+    if (communicator_) communicator_->agree(true);
     return hidden;
   }
 

@@ -28,13 +28,21 @@ class EngineOfProcessStages : public Engine {
     const Call mine = call_at(call, stage_->device(), stage_->device());
     StageResults results(place(), wants);
     std::vector<ProcessGroup::Sent> sent;
-    for (const Run& run : micro_batches(mine, place().count)) {
-      Call part = part_of(mine, run);
-      if (!place().first()) part.hidden = [&](int64_t tokens) { return receive(tokens); };
-      const at::Tensor stream = results.add(run, stage_->engine().forward(part, results.asked()));
-      if (!place().last()) sent.push_back(group_.send(stream, place().index + 1));
+    const auto wait = [&] {
+      for (const ProcessGroup::Sent& one : sent) one.wait();
+    };
+    try {
+      for (const Run& run : micro_batches(mine, place().count)) {
+        Call part = part_of(mine, run);
+        if (!place().first()) part.hidden = [&](int64_t tokens) { return receive(tokens); };
+        const at::Tensor stream = results.add(run, stage_->engine().forward(part, results.asked()));
+        if (!place().last()) sent.push_back(group_.send(stream, place().index + 1));
+      }
+    } catch (...) {
+      wait();  // the next stage is to get what is on its way
+      throw;
     }
-    for (const ProcessGroup::Sent& one : sent) one.wait();
+    wait();
     std::vector<at::Tensor> made;
     for (const Want want : wants) {
       if (const auto before = std::find(wants.begin(), wants.end(), want) - wants.begin();

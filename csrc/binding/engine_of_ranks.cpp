@@ -9,6 +9,13 @@ namespace {
 
 constexpr int64_t kToldRows = 128;  // of a sum whose time `info` tells
 
+bool layers_alike(const EncoderConfig& one, const EncoderConfig& other) {
+  if (one.depth() != other.depth() || one.hidden != other.hidden) return false;
+  for (int64_t i = 0; i < one.depth(); ++i)
+    if (layer_weight_specs(one, one.layers[i]) != layer_weight_specs(other, other.layers[i])) return false;
+  return true;
+}
+
 std::vector<at::Device> devices_of(const std::vector<c10::intrusive_ptr<EncoderClass>>& shards) {
   FTBERT_CHECK(shards.size() > 1, "expected the shards of at least two ranks, got ", shards.size());
   std::vector<at::Device> devices;
@@ -20,6 +27,8 @@ std::vector<at::Device> devices_of(const std::vector<c10::intrusive_ptr<EncoderC
     FTBERT_CHECK(one.device().type() == shards[0]->device().type() && one.dtype() == shards[0]->dtype(),
                  "expected shards on devices of one kind and in one dtype, got ", one.device().str(), " beside ",
                  shards[0]->device().str());
+    FTBERT_CHECK(layers_alike(one.config(), shards[0]->config()), "shard ", rank,
+                 " is of another model than the first");
     FTBERT_CHECK(one.device().is_cpu() || std::count(devices.begin(), devices.end(), one.device()) == 0,
                  "two shards on ", one.device().str());
     devices.push_back(one.device());
@@ -47,7 +56,9 @@ class EngineOfRanks : public Engine {
   }
 
   void use_cuda_graphs(bool on) const override {
-    for (const auto& shard : shards_) shard->engine().use_cuda_graphs(on);
+    runner_->between_calls([&] {
+      for (const auto& shard : shards_) shard->engine().use_cuda_graphs(on);
+    });
   }
   bool uses_cuda_graphs() const override { return first().uses_cuda_graphs(); }
   AttentionPath attention_path() const override { return first().attention_path(); }

@@ -128,7 +128,7 @@ at::Tensor StageResults::joined(Want want) const {
     const int64_t before = runs_[i].first_token;
     if (want == Want::hidden_states && !stage_.first()) piece = piece.narrow(0, 1, piece.size(0) - 1);
     if (want == Want::cu_seqlens && i > 0) piece = piece.narrow(0, 1, piece.size(0) - 1).add(before);
-    if (want == Want::packed_index && i > 0) piece = piece.add(piece.ge(0).mul(before));
+    if (want == Want::packed_index && i > 0) piece = piece.add(piece.ge(0).mul(before).to(piece.scalar_type()));
     pieces.push_back(std::move(piece));
   }
   return pieces.size() == 1 ? pieces.front() : at::cat(pieces, want == Want::hidden_states ? 1 : 0);

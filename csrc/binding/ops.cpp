@@ -159,6 +159,7 @@ TORCH_LIBRARY(ftbert, m) {
              self->engine().join(join_process_group(process_group, self->config().shard, self->device()));
            },
            "", {torch::arg("process_group")})
+      .def("whole", [](const EncoderPtr& self) { return self->whole(); })
       .def("weights", [](const EncoderPtr& self) { return self->weights(); })
       .def("config", [](const EncoderPtr& self) { return self->description(); })
       .def("use_cuda_graphs", [](const EncoderPtr& self, bool on) { self->engine().use_cuda_graphs(on); })

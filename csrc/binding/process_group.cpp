@@ -18,6 +18,11 @@ class ProcessGroupRank : public Communicator<Device> {
       : group_(name, shard.rank, shard.size), shard_(shard), device_(device) {}
   Shard shard() const override { return shard_; }
   bool records() const override { return false; }
+  // Of all models: they share the group, or NCCL's order of calls.
+  std::unique_lock<std::mutex> alone() override {
+    static std::mutex calls;
+    return std::unique_lock(calls);
+  }
 
   // The context's stream is torch's current one.
   void all_reduce(Context<Device>&, DType dtype, void* x, int64_t count) override {
@@ -63,6 +68,8 @@ auto ProcessGroup::send(at::Tensor tensor, int64_t to) const -> Sent {
   if (tensor.numel() > 0) {
     try {
       work = group_->send(all, static_cast<int>(to), 0);
+    } catch (const c10::OutOfMemoryError&) {
+      throw;
     } catch (const c10::Error& error) {
       lost(error.what_without_backtrace());
     } catch (const std::exception& error) {  // gloo's own
@@ -75,6 +82,8 @@ auto ProcessGroup::send(at::Tensor tensor, int64_t to) const -> Sent {
 void ProcessGroup::finish(const std::function<c10::intrusive_ptr<c10d::Work>()>& start) const {
   try {
     start()->wait();
+  } catch (const c10::OutOfMemoryError&) {
+    throw;
   } catch (const c10::Error& error) {
     lost(error.what_without_backtrace());
   } catch (const std::exception& error) {  // gloo's own

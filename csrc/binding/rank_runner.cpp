@@ -3,9 +3,11 @@
 #include <ATen/Parallel.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <omp.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 namespace ftbert::binding {
@@ -22,10 +24,34 @@ bool is_consequence(const std::exception_ptr& failure) {
   }
 }
 
+// Of all runners of the process.
+std::mutex& calls() {
+  static std::mutex one;
+  return one;
+}
+
+// Of a device, for all runners: its kernels that wait for other ranks follow each other. They are never freed.
+StreamOrder* order_of(const at::Device& device) {
+  static std::mutex mutex;
+  static auto& orders = *new std::map<std::string, StreamOrder*>();
+  const std::lock_guard lock(mutex);
+  StreamOrder*& order = orders[device.str()];
+  if (!order) {
+    const c10::DeviceGuard guard(device);
+    order = new StreamOrder(device);
+  }
+  return order;
+}
+
 }  // namespace
 
 RankRunner::RankRunner(std::vector<at::Device> devices)
-    : devices_(std::move(devices)), process_(getpid()), streams_(devices_.size()), failed_(devices_.size()) {
+    : devices_(std::move(devices)),
+      process_(getpid()),
+      cores_(std::max(1, at::get_num_threads() / static_cast<int>(devices_.size()))),
+      streams_(devices_.size()),
+      failed_(devices_.size()),
+      threads_(std::make_unique<Threads>()) {
   std::vector<int> places;
   for (const at::Device& device : devices_) places.push_back(device.index());
   if (devices_.front().is_cpu())
@@ -33,24 +59,25 @@ RankRunner::RankRunner(std::vector<at::Device> devices)
   else
     cuda_ = make_rank_group<Cuda>(places);
   for (const at::Device& device : devices_) {
+    orders_.push_back(order_of(device));
     const c10::DeviceGuard guard(device);
-    orders_.push_back(std::make_unique<StreamOrder>(device));
+    before_.push_back(device.is_cuda() ? make_stream_mark() : nullptr);
   }
   for (size_t rank = 1; rank < devices_.size(); ++rank)
-    threads_.emplace_back([this, rank] { work_as(static_cast<int64_t>(rank)); });
+    threads_->of_ranks.emplace_back([this, rank] { work_as(static_cast<int64_t>(rank)); });
 }
 
 RankRunner::~RankRunner() {
-  if (getpid() != process_) {  // nobody can wait for them
-    static_cast<void>(new std::vector<std::thread>(std::move(threads_)));
+  if (getpid() != process_) {
+    static_cast<void>(threads_.release());
     return;
   }
   {
-    const std::lock_guard lock(mutex_);
-    leaving_ = true;
+    const std::lock_guard lock(threads_->mutex);
+    threads_->leaving = true;
   }
-  begun_.notify_all();
-  for (std::thread& thread : threads_) thread.join();
+  threads_->begun.notify_all();
+  for (std::thread& thread : threads_->of_ranks) thread.join();
 }
 
 AnyCommunicator RankRunner::communicator(int64_t rank) const {
@@ -67,43 +94,53 @@ void RankRunner::run(const std::function<void(int64_t)>& work) {
   FTBERT_CHECK(getpid() == process_,
                "this process was forked from the one that loaded the model, in which the threads "
                "of its ranks stayed: load it here, or start processes by \"spawn\"");
-  const std::lock_guard calls(calls_);
-  for (size_t rank = 0; rank < devices_.size(); ++rank)
-    if (devices_[rank].is_cuda())
-      streams_[rank] = c10::impl::VirtualGuardImpl(devices_[rank].type()).getStream(devices_[rank]);
+  const std::lock_guard lock(calls());
+  for (size_t rank = 0; rank < devices_.size(); ++rank) {
+    if (!devices_[rank].is_cuda()) continue;
+    streams_[rank] = c10::impl::VirtualGuardImpl(devices_[rank].type()).getStream(devices_[rank]);
+    FTBERT_CHECK(!is_recording(streams_[rank]->native_handle()),
+                 "a model that several GPUs share records its small calls itself, and is no part of another recording");
+  }
   work_ = &work;
   std::fill(failed_.begin(), failed_.end(), nullptr);
   {
-    const std::lock_guard lock(mutex_);
-    ++call_;
-    at_work_ = static_cast<int64_t>(threads_.size());
+    const std::lock_guard waking(threads_->mutex);
+    ++threads_->call;
+    threads_->at_work = static_cast<int64_t>(threads_->of_ranks.size());
   }
-  begun_.notify_all();
+  threads_->begun.notify_all();
   run_rank(0);
   {
-    std::unique_lock lock(mutex_);
-    ended_.wait(lock, [&] { return at_work_ == 0; });
+    std::unique_lock waiting(threads_->mutex);
+    threads_->ended.wait(waiting, [&] { return threads_->at_work == 0; });
   }
   if (std::any_of(failed_.begin(), failed_.end(), [](const std::exception_ptr& one) { return one != nullptr; }))
     rethrow();
 }
 
+void RankRunner::between_calls(const std::function<void()>& work) {
+  const std::lock_guard lock(calls());
+  work();
+}
+
 void RankRunner::work_as(int64_t rank) {
-  if (devices_[rank].is_cpu())  // ranks share the cores
-    at::set_num_threads(std::max(1, at::get_num_threads() / static_cast<int>(devices_.size())));
+  if (devices_[rank].is_cpu()) {
+    at::get_num_threads();  // which sets this thread's number, once
+    omp_set_num_threads(cores_);
+  }
   for (int64_t done = 0;;) {
     {
-      std::unique_lock lock(mutex_);
-      begun_.wait(lock, [&] { return leaving_ || call_ != done; });
-      if (leaving_) return;
-      done = call_;
+      std::unique_lock lock(threads_->mutex);
+      threads_->begun.wait(lock, [&] { return threads_->leaving || threads_->call != done; });
+      if (threads_->leaving) return;
+      done = threads_->call;
     }
     run_rank(rank);
     {
-      const std::lock_guard lock(mutex_);
-      --at_work_;
+      const std::lock_guard lock(threads_->mutex);
+      --threads_->at_work;
     }
-    ended_.notify_one();
+    threads_->ended.notify_one();
   }
 }
 
@@ -112,6 +149,7 @@ void RankRunner::run_rank(int64_t rank) {
     const c10::DeviceGuard guard(devices_[rank]);
     if (rank > 0 && streams_[rank]) c10::impl::VirtualGuardImpl(devices_[rank].type()).exchangeStream(*streams_[rank]);
     const StreamOrder::Turn turn(*orders_[rank]);
+    if (before_[rank]) before_[rank]->set(streams_[rank]->native_handle());
     (*work_)(rank);
   } catch (...) {
     failed_[rank] = std::current_exception();
@@ -127,6 +165,8 @@ void RankRunner::stop() {
 }
 
 void RankRunner::rethrow() {
+  for (const std::unique_ptr<StreamMark>& before : before_)
+    if (before) before->wait_on_host();
   if (cpu_)
     cpu_->reset();
   else

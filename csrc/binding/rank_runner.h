@@ -31,9 +31,12 @@ class RankRunner {
   const char* way() const { return cpu_ ? cpu_->way() : cuda_->way(); }  // of adding up
 
   // work(rank) on every rank at once, each on its device and on the stream that is the caller's current one there.
-  // Calls follow each other. After an exception the ranks can be used again, and the exception is the caller's: the
-  // first rank's, else that of another one, by its device's name.
+  // Calls follow each other, those of all runners: kernels of two that wait for other ranks could take all room of a
+  // GPU each. After an exception the ranks can be used again, what calls before have launched is as it was, and the
+  // exception is the caller's: the first rank's, else that of another one, by its device's name.
   void run(const std::function<void(int64_t rank)>& work);
+  // Between calls.
+  void between_calls(const std::function<void()>& work);
 
   // A tensor of the first rank's device on another's.
   at::Tensor at_rank(const at::Tensor& tensor, int64_t rank) const;
@@ -44,22 +47,27 @@ class RankRunner {
   void stop();
   [[noreturn]] void rethrow();
 
+  // Threads and what they wait with: of a process that is forked nobody can end or free them.
+  struct Threads {
+    std::mutex mutex;
+    std::condition_variable begun, ended;
+    int64_t call = 0, at_work = 0;
+    bool leaving = false;
+    std::vector<std::thread> of_ranks;
+  };
+
   const std::vector<at::Device> devices_;
-  const int process_;  // which has the threads: one that is forked from it has none
+  const int process_;  // which has the threads
   std::shared_ptr<RankGroup<Cpu>> cpu_;
   std::shared_ptr<RankGroup<Cuda>> cuda_;
-  std::vector<std::unique_ptr<StreamOrder>> orders_;  // of each rank's device
+  std::vector<StreamOrder*> orders_;                 // of each rank's device
+  std::vector<std::unique_ptr<StreamMark>> before_;  // on each GPU, what calls before have launched
+  const int cores_;                                  // of each other rank on the CPU
 
-  std::mutex calls_;  // one at a time
   const std::function<void(int64_t)>* work_ = nullptr;
   std::vector<std::optional<c10::Stream>> streams_;
   std::vector<std::exception_ptr> failed_;
-
-  std::mutex mutex_;  // of what follows
-  std::condition_variable begun_, ended_;
-  int64_t call_ = 0, at_work_ = 0;
-  bool leaving_ = false;
-  std::vector<std::thread> threads_;
+  std::unique_ptr<Threads> threads_;
 };
 
 }  // namespace ftbert::binding

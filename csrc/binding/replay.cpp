@@ -233,12 +233,14 @@ auto Replay<Device, T>::run(const Context<Device>& context, const Batch& batch) 
   try {
     found = &find(*slot, *size, context);
   } catch (const c10::OutOfMemoryError&) {
+    if (context.communicator) throw;  // ranks run alike
     return Lease();
   }
   Recording& recording = *found;
   Context<Device> mine = context;
   mine.gemm_workspace = recording.gemm_workspace;
   stage(mine, batch, recording);
+  if (context.communicator) context.communicator->reserve(sum_bytes<Device, T>(encoder_.config(), recording.batch));
   if (recording.ran && !recording.graph && !recording.refused) {
     try {
       recording.graph = record_graph([&](void* stream) {
@@ -254,11 +256,12 @@ auto Replay<Device, T>::run(const Context<Device>& context, const Batch& batch) 
       refusal_ = error.what();
     }
   }
-  if (context.communicator) context.communicator->meet();
-  if (recording.graph)
+  const auto agree = [&](bool here) { return context.communicator ? context.communicator->agree(here) : here; };
+  if (agree(recording.graph != nullptr))
     recording.graph->launch(mine.stream);
   else
     encoder_.forward(mine, recording.batch, recording.plan, recording.workspace, recording.hidden);
+  agree(true);
   recording.ran = true;
   lease.hidden_ = recording.hidden;
   return lease;

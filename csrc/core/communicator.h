@@ -3,6 +3,8 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <mutex>
 
 #include "core/types.h"
 
@@ -37,17 +39,25 @@ class Communicator {
  public:
   virtual ~Communicator() = default;
   virtual Shard shard() const = 0;
+  // Before a call, and before its ranks agree to launch: it has sums of up to so many bytes. Takes memory for them.
+  virtual void reserve(size_t /*bytes*/) {}
   // Where a product leaves its part of a sum of so many bytes, for kernels that add up. Calls come with turn 0 and 1
   // alternately: what is written next is not what other ranks may still read.
   virtual PeerParts parts(size_t /*bytes*/, int /*turn*/) { return {}; }
+  // Held while a call launches, where ranks in other processes would not notice that calls mix.
+  virtual std::unique_lock<std::mutex> alone() { return {}; }
   // Where there are no such parts: x [count] becomes the sum over ranks of what each has there, the same bits on each.
   // Launched on the context's stream.
   virtual void all_reduce(Context<Device>& context, DType dtype, void* x, int64_t count) = 0;
   // Whether a graph may record its work.
   virtual bool records() const = 0;
-  // Between taking memory and launching kernels: returns when every rank has come here. A kernel that waits for another
-  // rank keeps that one from taking memory.
-  virtual void meet() {}
+  // Returns when every rank has come here: whether all have said true. Before a rank launches, and when it has
+  // launched: while a kernel waits for another rank, whatever makes the host wait for that kernel, as taking memory or
+  // loading code may, keeps the other rank from launching.
+  virtual bool agree(bool mine) { return mine; }
+  // Launches a kernel that waits for other ranks: none of them does anything else meanwhile, for the same reason. A
+  // recording, in which nothing runs, just has it.
+  virtual void launch_together(const Context<Device>&, const std::function<void()>& launch) { launch(); }
 };
 
 }  // namespace ftbert

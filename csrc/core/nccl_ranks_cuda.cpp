@@ -64,11 +64,9 @@ class NcclRanks : public RankGroup<Cuda> {
   ~NcclRanks() override { disconnect(); }
 
   Communicator<Cuda>& at(int64_t rank) override { return *ranks_.at(rank); }
-  void stop() override {
-    meeting_.stop();
-    disconnect();
-  }
+  void stop() override { meeting_.stop(); }
   void reset() override {
+    disconnect();
     for (const int device : devices_) {
       const DeviceGuard guard(device);
       FTBERT_CUDA_CHECK(cudaDeviceSynchronize());
@@ -83,40 +81,33 @@ class NcclRanks : public RankGroup<Cuda> {
     Rank(NcclRanks& group, Shard shard) : group(group), mine(shard) {}
     Shard shard() const override { return mine; }
     bool records() const override { return false; }  // a recording would outlive what `stop` takes away
-    void meet() override { group.meeting_.meet(); }
+    bool agree(bool here) override { return group.meeting_.agree(here); }
     void all_reduce(Context<Cuda>& context, DType dtype, void* x, int64_t count) override {
-      const Comm comm = group.comm(mine.rank);
       const Nccl& nccl = Nccl::get();
-      nccl.check(nccl.all_reduce(x, x, static_cast<size_t>(count), nccl_type(dtype), kSum, comm,
+      agree(true);
+      nccl.check(nccl.all_reduce(x, x, static_cast<size_t>(count), nccl_type(dtype), kSum, group.comms_[mine.rank],
                                  static_cast<cudaStream_t>(context.stream)),
                  "a sum over ranks");
+      agree(true);
     }
 
     NcclRanks& group;
     const Shard mine;
   };
 
-  Comm comm(int64_t rank) {
-    const std::lock_guard lock(mutex_);
-    if (!comms_[rank]) throw RankFailed();
-    return comms_[rank];
-  }
+  // Where no thread is in a call.
   void connect() {
-    const std::lock_guard lock(mutex_);
     const Nccl& nccl = Nccl::get();
     if (!comms_.front())
       nccl.check(nccl.init_all(comms_.data(), static_cast<int>(devices_.size()), devices_.data()), "ncclCommInitAll");
   }
-  // Ends kernels that wait for a rank.
   void disconnect() {
-    const std::lock_guard lock(mutex_);
     for (Comm& one : comms_)
       if (one) Nccl::get().abort(std::exchange(one, nullptr));
   }
 
   const std::vector<int> devices_;
   MeetingPoint meeting_;
-  std::mutex mutex_;
   std::vector<Comm> comms_;
   std::vector<std::unique_ptr<Rank>> ranks_;
 };

@@ -4,17 +4,20 @@
 
 namespace ftbert {
 
-void MeetingPoint::meet() {
+bool MeetingPoint::agree(bool mine) {
   std::unique_lock lock(mutex_);
   if (stopped_) throw RankFailed();
   const int64_t before = times_;
+  all_ = all_ && mine;
   if (++here_ == threads_) {
-    here_ = 0, ++times_;
+    agreed_ = all_;
+    here_ = 0, all_ = true, ++times_;
     passed_.notify_all();
-    return;
+    return agreed_;
   }
   passed_.wait(lock, [&] { return times_ != before || stopped_; });
   if (times_ == before) throw RankFailed();
+  return agreed_;  // nobody passes the next time without this thread
 }
 
 void MeetingPoint::stop() {
@@ -25,7 +28,7 @@ void MeetingPoint::stop() {
 
 void MeetingPoint::reset() {
   const std::lock_guard lock(mutex_);
-  here_ = 0, stopped_ = false;
+  here_ = 0, all_ = true, stopped_ = false;
 }
 
 namespace {
@@ -45,20 +48,20 @@ class CpuRanks : public RankGroup<Cpu> {
     Rank(CpuRanks& group, Shard shard) : group(group), mine(shard) {}
     Shard shard() const override { return mine; }
     bool records() const override { return false; }
-    void meet() override { group.meeting_.meet(); }
+    bool agree(bool here) override { return group.meeting_.agree(here); }
 
     // Each rank adds up a piece, by rank, and stores it on all.
     void all_reduce(Context<Cpu>&, DType dtype, void* x, int64_t count) override {
       FTBERT_CHECK(dtype == DType::fp32, "ranks on the CPU add up float32, got ", to_string(dtype));
       group.addends_[mine.rank] = static_cast<float*>(x);
-      meet();
+      agree(true);
       const int64_t first = count * mine.rank / mine.size, end = count * (mine.rank + 1) / mine.size;
       for (int64_t i = first; i < end; ++i) {
         float sum = group.addends_[0][i];
         for (int64_t rank = 1; rank < mine.size; ++rank) sum += group.addends_[rank][i];
         for (float* const of_rank : group.addends_) of_rank[i] = sum;
       }
-      meet();
+      agree(true);
     }
 
     CpuRanks& group;

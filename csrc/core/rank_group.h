@@ -20,8 +20,8 @@ struct RankFailed : Error {
 class MeetingPoint {
  public:
   explicit MeetingPoint(int64_t threads) : threads_(threads) {}
-  // Returns when all have come. RankFailed where `stop` was called, also while it waits.
-  void meet();
+  // Returns when all have come: whether each said true. RankFailed where `stop` was called, also while it waits.
+  bool agree(bool mine);
   void stop();
   void reset();  // nobody waits
 
@@ -30,6 +30,7 @@ class MeetingPoint {
   std::mutex mutex_;
   std::condition_variable passed_;
   int64_t here_ = 0, times_ = 0;
+  bool all_ = true, agreed_ = true;  // of those who are here, and of the last time
   bool stopped_ = false;
 };
 
@@ -38,9 +39,10 @@ class RankGroup {
  public:
   virtual ~RankGroup() = default;
   virtual Communicator<Device>& at(int64_t rank) = 0;
-  // A rank has failed: the others, host threads and kernels, stop waiting for it, in the middle of whatever they do.
+  // A rank has failed: the host threads of the others stop waiting for it.
   virtual void stop() = 0;
-  // After `stop`, when no thread is in a call any more: waits for the kernels, and makes the group usable again.
+  // After `stop`, when no thread is in a call any more and those before have ended on the devices: ends the kernels
+  // that wait, and makes the group usable again.
   virtual void reset() = 0;
   virtual const char* way() const = 0;  // of adding up, in words
 };

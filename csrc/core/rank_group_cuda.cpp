@@ -11,6 +11,7 @@
 #include "core/context.h"
 #include "core/cuda_check.h"
 #include "core/device_guard.h"
+#include "core/graph.h"
 #include "core/nccl_ranks.h"
 #include "core/rank_group.h"
 
@@ -87,26 +88,27 @@ class CudaRanks : public RankGroup<Cuda> {
     }
     CudaRanks::reset();
   }
-  ~CudaRanks() override { cudaFreeHost(stop_); }
+  ~CudaRanks() override {
+    for (const int device : devices_) {  // a rank may still read another's memory
+      const DeviceGuard guard(device);
+      cudaDeviceSynchronize();
+    }
+    cudaFreeHost(stop_);
+  }
 
   Communicator<Cuda>& at(int64_t rank) override { return *ranks_.at(rank); }
   const char* way() const override { return "in each other's memory"; }
 
-  void stop() override {
-    *stop_ = 1;
-    meeting_.stop();
-  }
+  void stop() override { meeting_.stop(); }
 
   void reset() override {
-    for (const int device : devices_) {
-      const DeviceGuard guard(device);
-      FTBERT_CUDA_CHECK(cudaDeviceSynchronize());
-    }
+    *stop_ = 1;
+    synchronize();
     for (size_t rank = 0; rank < devices_.size(); ++rank) {
       const DeviceGuard guard(devices_[rank]);
       FTBERT_CUDA_CHECK(cudaMemset(arrivals_[rank]->data(), 0, kArrivalBytes));
-      FTBERT_CUDA_CHECK(cudaDeviceSynchronize());
     }
+    synchronize();
     *stop_ = 0;
     meeting_.reset();
   }
@@ -116,27 +118,53 @@ class CudaRanks : public RankGroup<Cuda> {
     Rank(CudaRanks& group, Shard shard) : group(group), mine(shard) {}
     Shard shard() const override { return mine; }
     bool records() const override { return true; }
-    void meet() override { group.meeting_.meet(); }
-    PeerParts parts(size_t bytes, int turn) override { return group.parts(mine.rank, bytes, turn); }
+    bool agree(bool here) override { return group.meeting_.agree(here); }
+    void launch_together(const Context<Cuda>& context, const std::function<void()>& launch) override {
+      if (is_recording(context.stream)) return launch();
+      agree(true);
+      launch();
+      agree(true);
+    }
+    void reserve(size_t bytes) override { room = group.reserve(bytes); }
+    PeerParts parts(size_t bytes, int turn) override {
+      FTBERT_CHECK(bytes <= room, "a sum of ", bytes, " bytes, where ", room, " are there");
+      return group.parts(mine.rank, room, turn);
+    }
 
     void all_reduce(Context<Cuda>&, DType, void*, int64_t) override { throw Error("kernels add up these parts"); }
 
     CudaRanks& group;
     const Shard mine;
+    size_t room = 0;  // of this call's sums
   };
 
-  // Memory of a power of two is there for each size of part, and stays: recorded launches know where it lies, and all
+  void synchronize() const {
+    for (const int device : devices_) {
+      const DeviceGuard guard(device);
+      FTBERT_CUDA_CHECK(cudaDeviceSynchronize());
+    }
+  }
+
+  // Memory of a power of two is there for each size of call, and stays: recorded launches know where it lies, and all
   // ranks take the same.
-  PeerParts parts(int64_t rank, size_t bytes, int turn) {
+  size_t reserve(size_t bytes) {
     const size_t room = std::max(kLeastPart, std::bit_ceil(bytes));
+    const std::lock_guard lock(mutex_);
+    std::vector<std::unique_ptr<PeerMemory>>& lies = parts_[room];
+    if (!lies.empty()) return room;
+    std::vector<std::unique_ptr<PeerMemory>> made;
+    for (const int device : devices_) made.push_back(std::make_unique<PeerMemory>(device, 2 * room));
+    lies = std::move(made);
+    return room;
+  }
+
+  PeerParts parts(int64_t rank, size_t room, int turn) {
     PeerParts all;
     all.rank = static_cast<int>(rank), all.size = static_cast<int>(devices_.size()), all.stop = stop_;
     const std::lock_guard lock(mutex_);
-    std::vector<std::unique_ptr<PeerMemory>>& lies = parts_[room];
-    if (lies.empty())
-      for (const int device : devices_) lies.push_back(std::make_unique<PeerMemory>(device, 2 * room));
+    const std::vector<std::unique_ptr<PeerMemory>>& lies = parts_.at(room);
     for (size_t one = 0; one < devices_.size(); ++one) {
-      all.parts[one] = static_cast<char*>(lies[one]->data()) + turn * room;
+      all.parts[one] = static_cast<char*>(lies.at(one)->data()) + turn * room;
       all.arrivals[one] = static_cast<uint32_t*>(arrivals_[one]->data());
     }
     return all;

@@ -45,6 +45,12 @@ Operand scaled_for(Context<Device>& context, const Linear<T>& next, const Operan
   return wished;
 }
 
+// The most that a sum over ranks takes in a call that goes through a model with this batch.
+template <class Device, class T>
+size_t sum_bytes(const EncoderConfig& config, const Batch& batch) {
+  return rows_with_slack<Device>(std::max(batch.tokens(), batch.output_rows())) * config.hidden * sizeof(T);
+}
+
 // A block's end: its last product, and the norms between that and the next block's first.
 template <class T>
 struct BlockEnd {
@@ -78,7 +84,11 @@ void project_and_add(Context<Device>& context, const BlockEnd<T>& end, const Ope
         linear_norm<Device, T>(context, block, a, chunk.computed, first, rows, b.exchanged_moments, to))
       return;
   const auto norm = [&](const auto& x, const T* bias, const T* input, const Norm<T>& norm, const Output<T>& out) {
-    add_bias_input_layernorm(context, x, bias, input, norm, rows, cols, out);
+    const auto launch = [&] { add_bias_input_layernorm(context, x, bias, input, norm, rows, cols, out); };
+    if constexpr (std::is_same_v<std::decay_t<decltype(x)>, PartialSums<T>>)
+      context.communicator->launch_together(context, launch);
+    else
+      launch();
   };
   const auto norms = [&](const auto& y) {
     if (end.result) {
@@ -98,7 +108,7 @@ void project_and_add(Context<Device>& context, const BlockEnd<T>& end, const Ope
     if (const PeerParts all = ranks.parts(chunk.computed * cols * sizeof(T), end.turn)) {
       product(static_cast<T*>(all.parts[all.rank]));
       if (adds_parts<T>(cols)) return norms(PartialSums<T>{all});
-      all_reduce(context, all, rows * cols, b.projected);
+      ranks.launch_together(context, [&] { all_reduce(context, all, rows * cols, b.projected); });
       return norms(b.projected);
     }
   const T* const part = product(b.projected);

@@ -182,6 +182,9 @@ std::vector<LayerConfig> read_all_layers(Section& read, const EncoderConfig& mod
 void check_shared(const EncoderConfig& c, Complaints& complaints) {
   std::map<int64_t, int64_t> first;  // of each set of weights
   const int64_t all = c.stage.whole() ? c.depth() : c.stage.layers;
+  if (!c.stage.whole() && c.stage.first_layer + c.depth() > all)
+    complaints.add("stage", std::to_string(c.depth()) + " layers from " + std::to_string(c.stage.first_layer) +
+                                " on are more than there are, " + std::to_string(all));
   for (int64_t i = 0; i < c.depth(); ++i) {
     const int64_t weights = c.layers[i].weights_of, one = first.try_emplace(weights, i).first->second;
     const std::string name = "weights_of " + std::to_string(weights);

@@ -105,5 +105,7 @@ def read_checkpoint(folder: Path, document: dict[str, Any], tensors: TensorSourc
         shapes = config.shapes()
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
+    if config.encoder.shard is not None or config.encoder.stage is not None:
+        raise ValueError(f"{where}: encoder: shard and stage are of models in memory, which a folder holds whole")
     check_shapes(tensors.where, shapes, tensors.shapes(), ignored=set())
     return Checkpoint(config, tensors, {ours: (ours,) for ours in shapes}, folder)
