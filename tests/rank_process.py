@@ -68,6 +68,7 @@ def calls(parallel: str, device: str) -> str:
     for call, wants in of_calls:
         made = (one.module.forward_batch(*call[:5], wants, *call[5:]) for one in (shared, alone))
         for got, want, name in zip(*made, wants, strict=True):
+            assert got.dtype == want.dtype, f"{name} of {wants}"
             assert_close(got, want, atol=2e-5, rtol=2e-5, what=f"{name} of {wants}")
     wrong = [([padded, mask[:, 1:], None, None, 0], ["tokens"]), ([ids, None, None, cu, 512], ["packed_index"])]
     if device == "cpu":  # contents that nobody looks at on a GPU

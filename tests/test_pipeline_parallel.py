@@ -50,6 +50,7 @@ def both(source: Any, place: Place, stages: int, **given: Any) -> tuple[ftbert.M
 
 
 def assert_same(got: Any, want: Any, place: Place, what: str = "") -> None:
+    assert got.dtype == want.dtype, what
     if not want.is_floating_point():
         assert torch.equal(got, want), what
     else:
@@ -116,6 +117,14 @@ def test_padded_micro_batches(place: Place, where: str) -> None:
             staged.module.forward_batch(*of_call, wants), alone.module.forward_batch(*of_call, wants), wants, strict=True
         ):
             assert_same(got, want, place, name)
+
+
+def test_heads_over_padded_micro_batches(place: Place) -> None:
+    reference = shared_model("bert", num_hidden_layers=4, max_position_embeddings=512)
+    alone, staged = both(reference, place, 2)
+    ids, mask = torch.randint(5, 96, (12, 400)).to(place.device), torch.ones(12, 400, dtype=torch.int64)
+    mask[3, 200:] = 0
+    assert_same(staged(ids, mask).logits, alone(ids, mask).logits, place)
 
 
 def test_large_calls_are_cut(place: Place) -> None:

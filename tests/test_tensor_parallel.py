@@ -6,7 +6,10 @@ Here the ranks are in one process: GPUs, or on the CPU threads. Those of several
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +26,7 @@ from ranks import FAMILIES, places_of, shared_model, task_of
 import ftbert
 from ftbert._library import build_info
 from ftbert.checkpoint import EncoderConfig, cut, shard_of
-from ftbert.converters import open_checkpoint
+from ftbert.converters import convert, open_checkpoint
 from ftbert.decoding.decoder import decoder_of
 from ftbert.quantization import quantize
 
@@ -145,18 +148,18 @@ def test_generation(place: Place) -> None:
     assert shared.generate_ids(prompts, max_new_tokens=12) == shared.generate_ids(prompts, max_new_tokens=12)
 
 
-def test_threads_take_turns(place: Place) -> None:
-    alone, shared = both(make_bert(), place, 2)
+def test_threads_and_models_take_turns(place: Place) -> None:
+    (alone, first), (other, second) = (both(make_bert(seed), place, 2) for seed in range(2))
     ids = [torch.randint(5, 120, (3, 20 + 5 * i)) for i in range(4)]
-    want = [alone(one.to(place.device)).last_hidden_state for one in ids]
+    pairs = [(alone, first), (other, second)] * 2
+    want = [one(of.to(place.device)).last_hidden_state for (one, _), of in zip(pairs, ids, strict=True)]
     wrong: list[BaseException] = []
 
     def work(i: int) -> None:
         try:
             for _ in range(8):
-                assert_close(
-                    shared(ids[i].to(place.device)).last_hidden_state, want[i], atol=limit(place), rtol=limit(place)
-                )
+                got = pairs[i][1](ids[i].to(place.device)).last_hidden_state
+                assert_close(got, want[i], atol=limit(place), rtol=limit(place))
         except BaseException as error:  # noqa: BLE001 - shown below
             wrong.append(error)
 
@@ -201,16 +204,46 @@ def test_a_rank_that_fails_ends_the_call(place: Place, failing: int) -> None:
     [
         ({"num_attention_heads": 2}, "2 heads do not divide among 4 ranks"),
         ({"intermediate_size": 90}, "90 inner columns"),
-        ({}, ""),
+        ({"hidden_size": 128, "intermediate_size": 256}, "shared by 4 ranks: 128 rows and 32 columns are not multiples"),
     ],
 )
 def test_numbers_that_do_not_divide(change: dict[str, int], words: str) -> None:
     source = make_bert(**{"num_attention_heads": 4, **change})
-    if not words:
-        ftbert.load(source, ["cpu"] * 4, parallel="tensor")
-        return
+    dtype = "q8_0" if "hidden_size" in change else "fp32"
     with pytest.raises(ValueError, match=words):
-        ftbert.load(source, ["cpu"] * 4, parallel="tensor")
+        ftbert.load(source, ["cpu"] * 4, dtype, parallel="tensor")
+
+
+def test_a_folder_holds_no_share(tiny_bert: Callable[..., Path], tmp_path: Path) -> None:
+    convert(tiny_bert(tmp_path), tmp_path / "ours")
+    file = tmp_path / "ours" / "config.json"
+    document = json.loads(file.read_text())
+    stage = {"index": 0, "count": 2, "first_layer": 0, "layers": 4}
+    for key, value in (("shard", {"rank": 0, "size": 1}), ("stage", stage)):
+        file.write_text(json.dumps(document | {"encoder": document["encoder"] | {key: value}}))
+        with pytest.raises(ValueError, match="which a folder holds whole"):
+            ftbert.load(tmp_path / "ours")
+
+
+def test_a_forked_process_has_no_ranks() -> None:
+    shared = [ftbert.load(make_bert(), ["cpu", "cpu"], parallel="tensor")]
+    shared[0](torch.ones(1, 5, dtype=torch.int64))
+    child = os.fork()
+    if child == 0:
+        try:
+            shared[0](torch.ones(1, 5, dtype=torch.int64))
+        except RuntimeError as error:
+            shared.clear()
+            os._exit(7 if "was forked" in str(error) else 1)
+        os._exit(2)
+    for _ in range(200):
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            break
+        time.sleep(0.1)
+    else:
+        os.kill(child, signal.SIGKILL)
+    assert ended and os.waitstatus_to_exitcode(status) == 7
 
 
 def test_what_load_refuses() -> None:
@@ -223,10 +256,11 @@ def test_what_load_refuses() -> None:
         ftbert.load(source, ["cpu", "cpu"])
 
 
-def test_shards_are_not_saved_or_moved(tmp_path: Path) -> None:
-    shared = ftbert.load(make_bert(), ["cpu", "cpu"], parallel="tensor")
+def test_shards_are_not_saved_or_moved(tiny_bert: Callable[..., Path], tmp_path: Path) -> None:
+    shared = ftbert.load(tiny_bert(tmp_path), ["cpu", "cpu"], parallel="tensor")
     for use in (
         shared.encoder.weights,
+        lambda: shared.to(dtype="q8_0"),
         lambda: shared.to("cpu", "bf16"),
         lambda: torch.jit.script(shared.module).save(str(tmp_path / "m.pt")),
     ):
