@@ -26,7 +26,7 @@ import tensor_parallel_report
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-_DOCS = ("benchmarks.md", "speed.md", "serving.md", "norm.md", "generation.md", "several_gpus.md")
+_DOCS = ("benchmarks.md", "speed.md", "serving.md", "norm.md", "generation.md")
 PAGES = (ROOT / "README.md", *(ROOT / "docs" / name for name in _DOCS))
 BASE = "transformers (sdpa)"
 PACKED = "ftbert, packed"

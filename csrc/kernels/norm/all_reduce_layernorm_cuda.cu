@@ -57,14 +57,11 @@ __global__ void __launch_bounds__(Shape::kMaxThreads)
   load_row<Shape>(bias, cols, walk.lane, b);
   load_row<Shape>(gamma, cols, walk.lane, g);
   load_row<Shape>(beta, cols, walk.lane, h);
-  Packed<E, W> c[P];  // of the next row, under way while this one waits
-  const auto load_input = [&] {
-    load_row<Shape>(input && walk.row < rows ? input + walk.row * cols : nullptr, cols, walk.lane, c);
-  };
-  load_input();
   meet_peers(parts);
-  while (walk.row < rows) {
+  for (; walk.row < rows; walk.row += walk.step) {
     const int64_t at = walk.row * cols;
+    Packed<E, W> c[P];
+    load_row<Shape>(input ? input + at : nullptr, cols, walk.lane, c);
     float x[P][W];
     add_parts<Shape, E>(parts, at, cols, walk.lane, x);
     const auto first = [&](int i, float (&of_x)[W]) {
