@@ -73,10 +73,24 @@ def build(
     else:
         opened = live_in_8_bits(checkpoint, quantizes_to, place, live)
     with opened as stored:
-        note_fork()
-        encoder = _encoder(stored, places, element, attention, ranks)
-        loaded = _load_heads(checkpoint, place, stream_dtype(place, element)) if heads else []
-        return Built(encoder, checkpoint, loaded, stored.config)
+        return _build(checkpoint, stored, places, element, attention, heads, ranks)
+
+
+def _build(
+    checkpoint: Checkpoint,
+    stored: Checkpoint,
+    places: Sequence[torch.device],
+    element: torch.dtype,
+    attention: str,
+    heads: bool,
+    ranks: Ranks,
+) -> Built:
+    """stored: what the encoder's weights are read from, `checkpoint` or the same model with 8-bit matrices. element: of
+    the matrices that are not."""
+    note_fork()
+    encoder = _encoder(stored, places, element, attention, ranks)
+    loaded = _load_heads(checkpoint, places[0], stream_dtype(places[0], element)) if heads else []
+    return Built(encoder, checkpoint, loaded, stored.config)
 
 
 class _Part(NamedTuple):

@@ -313,7 +313,7 @@ from ftbert.server import loading, worker
 there = lambda *_: ("transformers.models.auto.tokenization_auto" in sys.modules,)
 print(*there())
 loading.load_engine = there
-link = SimpleNamespace(attach=print)
+link = SimpleNamespace(attach=lambda found: sys.stdout.write(f"{found}\\n"))  # as one, of two threads
 worker._load_all(SimpleNamespace(engines=["cpu"]), [[link], [link]], [None] * 3, None)
 """
 
