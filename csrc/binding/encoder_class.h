@@ -33,8 +33,6 @@ struct Engine {
   // Of a shard, before its first call: with whom it adds up.
   virtual void join(AnyCommunicator communicator) = 0;
   virtual AnyCommunicator communicator() const = 0;
-  // Of a shard: what a sum over ranks of so many rows takes, where all ranks ask at once.
-  virtual double seconds_of_sum(int64_t /*rows*/) const { return 0; }
   // Of several ranks in this process: what runs them.
   virtual std::shared_ptr<RankRunner> runner() const { return nullptr; }
 };

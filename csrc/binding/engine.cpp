@@ -1,10 +1,8 @@
 // One forward call between torch and the core: checks with words, memory from torch's allocator, the current stream.
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
-#include <chrono>
 #include <set>
 
 #include "binding/encoder_class.h"
@@ -78,50 +76,6 @@ class EngineOf : public Engine {
     for (const Want want : wants) made.push_back(not_shared(make(on, r, want), call, made));
     r.input.settle(c);
     return made;
-  }
-
-  double seconds_of_sum(int64_t rows) const override {
-    constexpr int kTimes = 200;
-    const c10::DeviceGuard guard(device_);
-    CallContext<Device> on(device_);
-    const int64_t count = rows * encoder_.config().hidden;
-    const at::Tensor sums = at::zeros({count}, options(scalar_type_of(kDType<T>)));
-    communicator_->reserve(sums.nbytes());
-    const auto add_up = [&](Context<Device>& context) {
-      for (int turn = 0; turn < kTimes; ++turn) {
-        const PeerParts parts = communicator_->parts(sums.nbytes(), turn % 2);
-        if constexpr (kNormsAddParts<Device>) {
-          if (parts) {
-            communicator_->launch_together(context, [&] { all_reduce(context, parts, count, data<T>(sums)); });
-            continue;
-          }
-        }
-        communicator_->all_reduce(context, kDType<T>, sums.mutable_data_ptr(), count);
-      }
-    };
-    std::unique_ptr<LaunchGraph> graph;
-    const auto timed = [&] {
-      communicator_->agree(true);
-      const auto began = std::chrono::steady_clock::now();
-      if (graph)
-        graph->launch(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_).native_handle());
-      else
-        add_up(on.context);
-      communicator_->agree(true);
-      c10::impl::VirtualGuardImpl(device_.type()).getStream(device_).synchronize();
-      return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count() / kTimes;
-    };
-    timed();
-    if constexpr (std::is_same_v<Device, Cuda>) {
-      if (communicator_->records())
-        graph = record_graph([&](void* stream) {
-          Context<Device> recorder = on.context;
-          recorder.stream = stream;
-          add_up(recorder);
-        });
-      timed();
-    }
-    return timed();
   }
 
   void use_cuda_graphs(bool on) const override { replay_.enable(on); }

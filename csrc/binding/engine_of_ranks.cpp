@@ -1,13 +1,10 @@
 #include <algorithm>
-#include <cmath>
 
 #include "binding/rank_runner.h"
 #include "binding/ranks.h"
 
 namespace ftbert::binding {
 namespace {
-
-constexpr int64_t kToldRows = 128;  // of a sum whose time `info` tells
 
 bool layers_alike(const EncoderConfig& one, const EncoderConfig& other) {
   if (one.depth() != other.depth() || one.hidden != other.hidden) return false;
@@ -70,13 +67,7 @@ class EngineOfRanks : public Engine {
     std::map<std::string, std::string> all = first().info();
     std::string places;
     for (const at::Device& device : runner_->devices()) places += (places.empty() ? "" : ", ") + device.str();
-    double seconds = 0;
-    runner_->run([&](int64_t rank) {
-      const double taken = shards_[rank]->engine().seconds_of_sum(kToldRows);
-      if (rank == 0) seconds = taken;
-    });
-    all["parallel"] = "tensor, a share of heads and of inter on each of " + places + "; sums " + runner_->way() + ", " +
-                      text_of(std::round(1e7 * seconds) / 10) + " us for " + std::to_string(kToldRows) + " rows";
+    all["parallel"] = "tensor, a share of heads and of inter on each of " + places + "; sums " + runner_->way();
     return all;
   }
 

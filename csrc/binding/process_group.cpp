@@ -65,23 +65,17 @@ void ProcessGroup::receive(at::Tensor tensor, int64_t from) const {
 auto ProcessGroup::send(at::Tensor tensor, int64_t to) const -> Sent {
   c10::intrusive_ptr<c10d::Work> work;
   std::vector<at::Tensor> all{tensor};
-  if (tensor.numel() > 0) {
-    try {
-      work = group_->send(all, static_cast<int>(to), 0);
-    } catch (const c10::OutOfMemoryError&) {
-      throw;
-    } catch (const c10::Error& error) {
-      lost(error.what_without_backtrace());
-    } catch (const std::exception& error) {  // gloo's own
-      lost(error.what());
-    }
-  }
+  if (tensor.numel() > 0) attempt([&] { work = group_->send(all, static_cast<int>(to), 0); });
   return {*this, std::move(tensor), std::move(work)};
 }
 
 void ProcessGroup::finish(const std::function<c10::intrusive_ptr<c10d::Work>()>& start) const {
+  attempt([&] { start()->wait(); });
+}
+
+void ProcessGroup::attempt(const std::function<void()>& work) const {
   try {
-    start()->wait();
+    work();
   } catch (const c10::OutOfMemoryError&) {
     throw;
   } catch (const c10::Error& error) {

@@ -27,6 +27,7 @@ class ProcessGroup {
 
  private:
   void finish(const std::function<c10::intrusive_ptr<c10d::Work>()>& start) const;
+  void attempt(const std::function<void()>& work) const;  // with errors in our words
   [[noreturn]] void lost(const std::string& why) const;
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
