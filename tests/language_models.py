@@ -51,3 +51,23 @@ def run(of: Any, place: Place, slots: list[int], ids: list[Tensor], all_rows: bo
 def error(got: Tensor, want: Tensor) -> float:
     """Of the worst position, the mean square over that of what is expected."""
     return float(((got - want).square().mean(-1) / want.square().mean(-1)).max())
+
+
+def assert_same_decoders(ours: Any, of: Any, family: str, place: Place) -> None:
+    """Of three slots: prompts and steps, several texts at a time, a copied prefix and a forgotten end."""
+    ids = texts(family)
+    bound = 1e-9 if place.dtype == torch.float32 else 256 * place.eps**2
+
+    def same(slots: list[int], parts: list[Tensor]) -> None:
+        got, want = run(ours, place, slots, parts), run(of, place, slots, parts)
+        for mine, other in zip(got, want, strict=True):
+            assert ((mine - other).square().mean() / other.square().mean()) <= bound
+        assert ours.lengths() == of.lengths()
+
+    same([0, 2], [ids[0][:16], ids[1][:9]])
+    for at in range(16, 22):
+        same([0, 2], [ids[0][at : at + 1], ids[1][at - 7 : at - 6]])
+    for one in (of, ours):
+        one.copy_prefix(0, [1], 10)
+        one.truncate(0, 12)
+    same([1, 0], [ids[2], ids[0][12:20]])

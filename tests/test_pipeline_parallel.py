@@ -18,7 +18,7 @@ from compare import assert_close
 from conftest import Place, make_bert
 from families import make_batch, make_model, masks_of
 from language_models import FAMILIES as DECODERS
-from language_models import made, run, texts
+from language_models import assert_same_decoders, made, run
 from ranks import FAMILIES, places_of, shared_model, task_of
 
 import ftbert
@@ -300,25 +300,8 @@ def test_a_stage_alone_computes_nothing() -> None:
 
 @pytest.mark.parametrize("family", DECODERS)
 def test_decoders(place: Place, family: str) -> None:
-    """Prompts and steps, several texts at a time, a copied prefix and a forgotten end."""
     alone, staged = both(made(family), place, 2)
-    of, ours = decoder_of(alone, 3, 64), decoder_of(staged, 3, 64)
-    ids = texts(family)
-    bound = 1e-9 if place.dtype == torch.float32 else 256 * place.eps**2
-
-    def same(slots: list[int], parts: list[torch.Tensor]) -> None:
-        got, want = run(ours, place, slots, parts), run(of, place, slots, parts)
-        for mine, other in zip(got, want, strict=True):
-            assert ((mine - other).square().mean() / other.square().mean()) <= bound
-        assert ours.lengths() == of.lengths()
-
-    same([0, 2], [ids[0][:16], ids[1][:9]])
-    for at in range(16, 22):
-        same([0, 2], [ids[0][at : at + 1], ids[1][at - 7 : at - 6]])
-    for one in (of, ours):
-        one.copy_prefix(0, [1], 10)
-        one.truncate(0, 12)
-    same([1, 0], [ids[2], ids[0][12:20]])
+    assert_same_decoders(decoder_of(staged, 3, 64), decoder_of(alone, 3, 64), family, place)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "q8_0"])
