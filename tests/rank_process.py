@@ -1,15 +1,17 @@
 """What a process of test_process_ranks.py does: one rank of a model, over gloo on the CPU and NCCL on GPUs.
 
 families: each family with every mask equals the model of one process; of shards then a decoder's texts, which stages
-refuse. calls: so do calls of every kind, of which some are large and some wrong. killed: after one call the last rank
-ends by SIGKILL in the middle of calls, and the others say in which words they learned of it.
+refuse. calls: so do calls of every kind, of which some are large and some wrong. killed, raising: after one call the
+last rank ends by SIGKILL or an exception in the middle of calls, and the others say in which words they learned of it.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -85,11 +87,19 @@ def calls(parallel: str, device: str) -> str:
 
 
 def killed(parallel: str, device: str) -> str:
+    return until_the_last_leaves(lambda: os.kill(os.getpid(), signal.SIGKILL), parallel, device)
+
+
+def raising(parallel: str, device: str) -> str:
+    return until_the_last_leaves(lambda: sys.exit("of its own"), parallel, device)
+
+
+def until_the_last_leaves(leave: Callable[[], None], parallel: str, device: str) -> str:
     model = ftbert.load(make_bert(num_attention_heads=4), device, parallel=parallel)
     ids = torch.ones(2, 30, dtype=torch.int64, device=device)
     model(ids)
     if distributed.get_rank() == distributed.get_world_size() - 1:
-        os.kill(os.getpid(), signal.SIGKILL)
+        leave()
     began = time.monotonic()
     try:
         while time.monotonic() - began < 60:
@@ -109,4 +119,5 @@ def rank_process(rank: int, ranks: int, store: str, what: str, parallel: str, de
         "nccl" if device == "cuda" else "gloo", init_method=f"file://{store}", rank=rank, world_size=ranks,
         timeout=timedelta(seconds=30),
     )  # fmt: skip
-    said.send({"families": families, "calls": calls, "killed": killed}[what](parallel, device))
+    of = {"families": families, "calls": calls, "killed": killed, "raising": raising}
+    said.send(of[what](parallel, device))

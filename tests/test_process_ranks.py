@@ -80,8 +80,9 @@ def test_every_call_of_stages(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("parallel", ["tensor", "pipeline"])
-def test_a_rank_that_is_killed_ends_the_others(parallel: str, tmp_path: Path) -> None:
-    (code, said), (other, _) = run(tmp_path, 2, "killed", parallel, "cpu")
-    assert other == -9 and code == 0
+@pytest.mark.parametrize(("what", "exit_code"), [("killed", -9), ("raising", 1)])
+def test_a_rank_that_leaves_ends_the_others(what: str, exit_code: int, parallel: str, tmp_path: Path) -> None:
+    (code, said), (other, _) = run(tmp_path, 2, what, parallel, "cpu")
+    assert (code, other) == (0, exit_code)
     took = re.match(r"([\d.]+) s: rank 0 of 2: rank 1 has ended or failed", said)
     assert took and float(took[1]) < 10

@@ -91,6 +91,16 @@ def test_packed_calls(place: Place, want: str) -> None:
         assert_close(got, wanted, atol=limit(place), rtol=limit(place))
 
 
+def test_rows_that_no_vector_fills(place: Place) -> None:
+    """Those a kernel of their own adds up, before the norm."""
+    reference = make_bert(hidden_size=50, num_attention_heads=2, intermediate_size=70, num_hidden_layers=3)
+    alone, shared = both(reference, place, 2)
+    ids = torch.randint(5, 120, (3, 40), device=place.device)
+    for _recorded in range(3):
+        want, got = alone(ids).last_hidden_state, shared(ids).last_hidden_state
+        assert_close(got, want, atol=limit(place), rtol=limit(place))
+
+
 def assert_near(got: Any, want: Any) -> None:
     """Rows of half as many columns have scales of their own."""
     assert (got.last_hidden_state - want.last_hidden_state).norm() <= 0.03 * want.last_hidden_state.norm()
