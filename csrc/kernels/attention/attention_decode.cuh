@@ -92,7 +92,7 @@ struct RunningSum {
   }
 };
 
-// Of two vectors that neighbouring lanes hold.
+// Of two vectors that neighbouring lanes hold. All lanes of the warp come.
 template <int kLanes, int kNumbers>
 __device__ float dot_of_lanes(const float (&x)[kNumbers], const float (&y)[kNumbers]) {
   float dot = 0;
@@ -193,9 +193,8 @@ __global__ void __launch_bounds__(kDecodeThreads) attention_decode_kernel(const 
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
       const float score = dot_of_lanes<kLanes>(query_of[h], numbers) * p.scale_log2;
-      if (sub != 0) continue;
-      running[h].largest = fmaxf(running[h].largest, score);
-      running[h].total = decode_exp2<E>(score - running[h].largest);
+      running[h].largest = sub == 0 ? score : running[h].largest;
+      running[h].total = sub == 0 ? 1.0f : 0.0f;
     }
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) chunks[i] = load_fresh(kHeads + 1, i);
@@ -234,7 +233,8 @@ __global__ void __launch_bounds__(kDecodeThreads) attention_decode_kernel(const 
       const bool real = first + u * Shape::kKeysInWarp + sub < stored_end;
 #pragma unroll
       for (int h = 0; h < kHeads; ++h) {
-        score[h][u] = real ? dot_of_lanes<kLanes>(query_of[h], numbers) * p.scale_log2 : -INFINITY;
+        const float dot = dot_of_lanes<kLanes>(query_of[h], numbers);
+        score[h][u] = real ? dot * p.scale_log2 : -INFINITY;
       }
     }
 #pragma unroll
