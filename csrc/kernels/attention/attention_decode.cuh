@@ -1,12 +1,15 @@
 // Attention of one query a sequence, as a text that grows has: the keys, which lie in a cache, are divided among
-// blocks, for what takes time is to read them. Sums of probabilities times values are merged in float by the block of a
-// sequence and head that arrives last, in the order of the keys: the same bits every time.
+// blocks, for what takes time is to read them. Each lane asks for the keys and values that it will multiply some rounds
+// ahead, into a ring of shared memory of its own, where it can before the kernel ahead has ended; a block takes less
+// than half of a multiprocessor, beside the kernels ahead and behind. Sums of probabilities times values are merged in
+// float by the block of a sequence and head that arrives last, in the order of the keys: the same bits every time.
 #pragma once
 #include <algorithm>
 #include <bit>
 #include <cstdint>
 
 #include "device/launch.cuh"
+#include "device/mma.cuh"
 #include "device/vector.cuh"
 #include "kernels/attention/new_tokens.cuh"
 #include "kernels/kernels.h"
@@ -15,8 +18,8 @@ namespace ftbert {
 namespace {
 
 constexpr int kDecodeWarps = 4, kDecodeThreads = 32 * kDecodeWarps;
-// Heads of queries that a block takes, at most, side by side over the same keys: eight do not fit the registers beside
-// enough loads in flight. Blocks of further heads find the keys in L2.
+// Heads of queries that a block takes, at most, side by side over the same keys: eight do not fit the registers. Blocks
+// of further heads find the keys in L2.
 constexpr int kMostDecodeHeads = 4;
 constexpr int kMostSplits = 32;              // of a sequence's keys: a lane each, where they are merged
 constexpr int kMostDecodeSequences = 65535;  // a grid's third dimension
@@ -33,9 +36,13 @@ struct DecodeShape {
   static constexpr int kLanes = std::min(32, static_cast<int>(std::bit_ceil(static_cast<unsigned>(kChunks))));
   static constexpr int kOwn = (kChunks + kLanes - 1) / kLanes;
   static constexpr int kKeysInWarp = 32 / kLanes;
-  // Keys of a lane whose loads are in flight together.
-  static constexpr int kAtOnce = (kHeads <= 2 ? 8 : 4) / kOwn;
+  static constexpr int kAtOnce = 4 / kOwn;                            // keys of a lane in a round
   static constexpr int kStep = kDecodeWarps * kKeysInWarp * kAtOnce;  // keys of a block
+  // The ring: rounds of [keys, values][kAtOnce * kOwn][threads] of 16 bytes, as many as fit the 99 KB that the GPUs
+  // with least have beside the sums.
+  static constexpr int kStages = kHeads * kHeadSize < 1024 ? 5 : 4;
+  static constexpr int kStageBytes = 2 * kAtOnce * kOwn * 16 * kDecodeThreads;
+  static constexpr size_t kRingBytes = kStages * kStageBytes;
   // Threads that share the splits of four columns, where these are few.
   static constexpr int kParts = std::clamp(4 * kDecodeThreads / (kHeads * kHeadSize), 1, kDecodeWarps);
 };
@@ -56,14 +63,6 @@ struct DecodeParameters {
   NewTokens<E> added;  // whose queries are at q
   E* out;              // [queries, out_stride]
 };
-
-// Of so many bytes, a multiple of 16, as their address is.
-template <size_t kBytes>
-__device__ void prefetch_to_l2(const void* from) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "n"(kBytes) : "memory");
-#endif
-}
 
 // 2^x. Of 16-bit elements subnormal results do not count.
 template <class E>
@@ -106,7 +105,7 @@ __device__ float dot_of_lanes(const float (&x)[kNumbers], const float (&y)[kNumb
 // grid: heads of keys * blocks_a_head, splits, sequences. A sequence's keys are divided evenly among its splits, in
 // steps; those that get none leave, and nobody waits for them.
 template <class E, int kHeadSize, int kHeads>
-__global__ void __launch_bounds__(kDecodeThreads) attention_decode_kernel(const DecodeParameters<E> p) {
+__global__ void __launch_bounds__(kDecodeThreads, 2) attention_decode_kernel(const DecodeParameters<E> p) {
   using Shape = DecodeShape<E, kHeadSize, kHeads>;
   using Chunk = Packed<E, Shape::kInChunk>;
   constexpr int kAtOnce = Shape::kAtOnce, kOwn = Shape::kOwn, kLanes = Shape::kLanes, kInChunk = Shape::kInChunk;
@@ -116,6 +115,7 @@ __global__ void __launch_bounds__(kDecodeThreads) attention_decode_kernel(const 
   __shared__ float weights[kHeads][kMostSplits];
   __shared__ __align__(16) E fresh[kHeads + 2][kHeadSize];  // of the new token: queries, key, value
   __shared__ bool last;
+  extern __shared__ __align__(16) char ring_memory[];
 
   const int sequence = static_cast<int>(blockIdx.z), split = static_cast<int>(blockIdx.y);
   const int splits = static_cast<int>(gridDim.y), thread = static_cast<int>(threadIdx.x);
@@ -142,14 +142,38 @@ __global__ void __launch_bounds__(kDecodeThreads) attention_decode_kernel(const 
   const int64_t first_row = first_key - p.first_k + begin_seen;
   const E* const k = p.k + first_row * p.k_stride + kv_head * kHeadSize;
   const E* const v = p.v + first_row * p.v_stride + kv_head * kHeadSize;
+  // The block of the last keys has the new token's, and of those that share a head of keys the first stores them.
+  const bool newest = adds && end == seen;
+  const int stored_end = newest ? end - 1 : end;  // of the keys that are in the cache
+  const int own_first = begin + warp * Shape::kKeysInWarp * kAtOnce;
+  const uint32_t ring = shared_address(ring_memory) + 16 * thread;
+  // A round's keys and values of this lane; beyond the end zeros. Counts as asked for, empty too.
+  const auto ask = [&](int first, int stage) {
+#pragma unroll
+    for (int u = 0; first < stored_end && u < kAtOnce; ++u) {
+      const int key = first + u * Shape::kKeysInWarp + sub;
+      const int64_t row = min(key, stored_end - 1);
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) {
+        const int chunk = i * kLanes + part;
+        if (kLanes * kOwn != Shape::kChunks && chunk >= Shape::kChunks) continue;
+        const uint32_t to = ring + stage * Shape::kStageBytes + (u * kOwn + i) * (16 * kDecodeThreads);
+        copy_async16(to, k + row * p.k_stride + chunk * kInChunk, key < stored_end);
+        copy_async16(to + Shape::kStageBytes / 2, v + row * p.v_stride + chunk * kInChunk, key < stored_end);
+      }
+    }
+    copy_async_commit();
+  };
+  const auto ask_first = [&] {
+#pragma unroll 1
+    for (int stage = 0; stage < Shape::kStages - 1; ++stage) ask(own_first + stage * Shape::kStep, stage);
+  };
   if (p.early) {
-    // What the block reads first comes to L2 while the kernel ahead, which may still write the last of it, ends.
-    for (int i = thread; queries > 0 && i < 2 * min(end - begin, Shape::kStep); i += kDecodeThreads)
-      prefetch_to_l2<kHeadSize * sizeof(E)>(i % 2 == 0 ? k + (begin + i / 2) * p.k_stride
-                                                       : v + (begin + i / 2) * p.v_stride);
+    if (adds && queries > 0 && split < live) ask_first();  // else the kernel ahead may still write the last of them
     wait_for_inputs();
   }
   if (queries <= 0 || split >= live) return;
+  if (!p.early || !adds) ask_first();
 
   const int64_t head = static_cast<int64_t>(kv_head) * p.shared + first_head;
   const E* const q = p.q + (query - p.first_q) * p.q_stride + head * kHeadSize;
@@ -164,8 +188,6 @@ __global__ void __launch_bounds__(kDecodeThreads) attention_decode_kernel(const 
     if (kLanes * kOwn != Shape::kChunks && chunk >= Shape::kChunks) return Chunk::zero();
     return Chunk::load(fresh[which] + chunk * kInChunk);
   };
-  // The block of the last keys has the new token's, and of those that share a head of keys the first stores them.
-  const bool newest = adds && end == seen;
   if (adds) {
     const int64_t row = first_key - p.first_k + keys - 1;
     make_fresh<kDecodeThreads>(p.added, q, p.q + (query - p.first_q) * p.q_stride + kv_head * kHeadSize, place, heads,
@@ -202,34 +224,32 @@ __global__ void __launch_bounds__(kDecodeThreads) attention_decode_kernel(const 
 #pragma unroll
     for (int h = 0; h < kHeads; ++h)
 #pragma unroll
-      for (int i = 0; i < kNumbers; ++i) running[h].sum[i] = running[h].total * numbers[i];
+      for (int i = 0; i < kNumbers; ++i) running[h].sum[i] = sub == 0 ? numbers[i] : 0.0f;
   }
-  const int stored_end = newest ? end - 1 : end;  // of the keys that are in the cache
-  // A warp's rows of one step, a lane each, and those of values behind them. Without this memory rests while the rows
-  // that have come are multiplied.
-  const auto prefetch_step = [&](int first) {
-    constexpr int kKeys = Shape::kKeysInWarp * kAtOnce;
-    for (int i = lane; i < 2 * kKeys; i += 32)
-      if (const int key = first + i % kKeys; key < stored_end)
-        prefetch_to_l2<kHeadSize * sizeof(E)>(i < kKeys ? k + key * p.k_stride : v + key * p.v_stride);
-  };
+  int stage = 0;
 #pragma unroll 1
-  for (int first = begin + warp * Shape::kKeysInWarp * kAtOnce; first < stored_end; first += Shape::kStep) {
-    Chunk keys_at[kAtOnce][kOwn], values_at[kAtOnce][kOwn];
+  for (int first = own_first; first < stored_end; first += Shape::kStep) {
+    copy_async_wait<Shape::kStages - 2>();
+    // Into the memory of the round before, which is multiplied.
+    ask(first + (Shape::kStages - 1) * Shape::kStep, stage == 0 ? Shape::kStages - 1 : stage - 1);
+    const auto read = [&](int half, int u, Chunk(&chunks)[kOwn]) {
 #pragma unroll
-    for (int u = 0; u < kAtOnce; ++u) {
-      const int64_t key = min(first + u * Shape::kKeysInWarp + sub, stored_end - 1);  // past the end one that is there
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) keys_at[u][i] = load(k + key * p.k_stride, i);
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) values_at[u][i] = load(v + key * p.v_stride, i);
-    }
-    prefetch_step(first + Shape::kStep);
+      for (int i = 0; i < kOwn; ++i) {
+        if (kLanes * kOwn != Shape::kChunks && i * kLanes + part >= Shape::kChunks)
+          chunks[i] = Chunk::zero();
+        else
+          chunks[i] = Chunk{*reinterpret_cast<const uint4*>(ring_memory + 16 * thread + stage * Shape::kStageBytes +
+                                                            half * (Shape::kStageBytes / 2) +
+                                                            (u * kOwn + i) * (16 * kDecodeThreads))};
+      }
+    };
     float score[kHeads][kAtOnce];
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
+      Chunk chunks[kOwn];
       float numbers[kNumbers];
-      to_floats(keys_at[u], numbers);
+      read(0, u, chunks);
+      to_floats(chunks, numbers);
       const bool real = first + u * Shape::kKeysInWarp + sub < stored_end;
 #pragma unroll
       for (int h = 0; h < kHeads; ++h) {
@@ -252,13 +272,16 @@ __global__ void __launch_bounds__(kDecodeThreads) attention_decode_kernel(const 
     }
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
+      Chunk chunks[kOwn];
       float numbers[kNumbers];
-      to_floats(values_at[u], numbers);
+      read(1, u, chunks);
+      to_floats(chunks, numbers);
 #pragma unroll
       for (int h = 0; h < kHeads; ++h)
 #pragma unroll
         for (int i = 0; i < kNumbers; ++i) running[h].sum[i] += score[h][u] * numbers[i];
     }
+    if (++stage == Shape::kStages) stage = 0;
   }
 
   // The keys of a warp, then the warps of a block.

@@ -22,12 +22,9 @@ void launch_decode(const Call& call, const AttentionScratch& scratch, const NewT
   const int64_t reach = std::min(s.max_k, int64_t{1} + call.window.left + call.window.right);
   const int64_t steps =
       (reach + DecodeShape<E, kHeadSize, kHeads>::kStep - 1) / DecodeShape<E, kHeadSize, kHeads>::kStep;
-  const int64_t splits = std::max<int64_t>(1, std::min({steps, int64_t{kMostSplits}, kMostSplitBlocks / pairs,
-                                                        (4 * call.context.sm_count + pairs - 1) / pairs}));
-  // More keys than wait in a multiprocessor's smallest L1 several times over: then it pays to empty it for a larger
-  // one.
-  const bool streams =
-      2 * reach * s.count * call.heads.kv_width() * int64_t{sizeof(E)} > 128 * 1024 * call.context.sm_count;
+  // As many blocks as multiprocessors, at most: one has enough rounds in flight for the memory, and leaves room.
+  const int64_t splits = std::max<int64_t>(
+      1, std::min({steps, int64_t{kMostSplits}, kMostSplitBlocks / pairs, call.context.sm_count / pairs}));
   const DecodeParameters<E> parameters{static_cast<const E*>(q.data),
                                        static_cast<const E*>(k.data),
                                        static_cast<const E*>(v.data),
@@ -52,7 +49,7 @@ void launch_decode(const Call& call, const AttentionScratch& scratch, const NewT
   launch_overlapped(call.context, "kernel attention_decode", attention_decode_kernel<E, kHeadSize, kHeads>,
                     dim3(static_cast<unsigned>(call.heads.kv * blocks_a_head), static_cast<unsigned>(splits),
                          static_cast<unsigned>(s.count)),
-                    kDecodeThreads, 0, streams ? Presence::streaming() : Presence(1), parameters);
+                    kDecodeThreads, DecodeShape<E, kHeadSize, kHeads>::kRingBytes, Presence(1), parameters);
 }
 
 template <class E, int kHeadSize>
