@@ -11,8 +11,9 @@ constexpr int kThreads = 256;
 
 template <class E, int W>
 __global__ void __launch_bounds__(kThreads) all_reduce_kernel(const PeerParts parts, int64_t count, E* x) {
+  const PeerMeeting others(parts);
   wait_for_inputs();
-  meet_peers(parts);
+  others.meet();
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads * W;
   for (int64_t at = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * W; at < count; at += step) {
     float sum[W] = {};

@@ -50,6 +50,7 @@ __global__ void __launch_bounds__(Shape::kMaxThreads)
                                 float eps, int64_t rows, int cols, E* sum, E* out, float offset, Copy... copy) {
   constexpr int W = Shape::kWidth, P = Shape::kPacks;
   const Rule rule{eps, offset};
+  const PeerMeeting others(parts);
   wait_for_inputs();
   (copy.read_scale(), ...);
   RowWalk<Shape> walk;
@@ -57,11 +58,14 @@ __global__ void __launch_bounds__(Shape::kMaxThreads)
   load_row<Shape>(bias, cols, walk.lane, b);
   load_row<Shape>(gamma, cols, walk.lane, g);
   load_row<Shape>(beta, cols, walk.lane, h);
-  meet_peers(parts);
-  for (; walk.row < rows; walk.row += walk.step) {
+  Packed<E, W> c[P];  // of the next row, under way while this one waits
+  const auto load_input = [&] {
+    load_row<Shape>(input && walk.row < rows ? input + walk.row * cols : nullptr, cols, walk.lane, c);
+  };
+  load_input();
+  others.meet();
+  while (walk.row < rows) {
     const int64_t at = walk.row * cols;
-    Packed<E, W> c[P];
-    load_row<Shape>(input ? input + at : nullptr, cols, walk.lane, c);
     float x[P][W];
     add_parts<Shape, E>(parts, at, cols, walk.lane, x);
     const auto first = [&](int i, float (&of_x)[W]) {
@@ -70,6 +74,8 @@ __global__ void __launch_bounds__(Shape::kMaxThreads)
     };
     norm_packs<Shape>(first, b, c, g, h, !std::is_same_v<Rule, NoRule>, rule, cols, walk.lane, sum ? sum + at : nullptr,
                       out, at, copy...);
+    walk.row += walk.step;
+    load_input();
   }
 }
 
