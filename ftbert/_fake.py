@@ -224,7 +224,7 @@ def _method(name: str) -> Any:
 # torch warns of every method that is not there, each time it traces.
 for _name in (
     "config", "device", "dtype", "forward", "forward_batch", "forward_packed", "has_pooler", "hidden", "info", "join",
-    "layers", "matrix_dtype", "to", "use_cuda_graphs", "weight", "weights", "whole",
+    "layers", "matrix_dtype", "seconds_of_sum", "to", "use_cuda_graphs", "weight", "weights", "whole",
 ):  # fmt: skip
     setattr(_FakeEncoder, _name, _method(_name))
 

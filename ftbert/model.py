@@ -23,7 +23,7 @@ from ftbert.heads import Head, HeadedModule
 from ftbert.live_check import check_loaded
 from ftbert.module import EncoderModule
 from ftbert.outputs import output
-from ftbert.parallel import find_ranks
+from ftbert.parallel import find_ranks, told_sums
 from ftbert.replicas import Replicated, replicate, where_the_ids_are
 from ftbert.text import TextModel
 from ftbert.tuning import gemm_table
@@ -347,7 +347,8 @@ class Model(Replicated, TextModel, LanguageModel):
             replica.encoder.use_cuda_graphs(on)
 
     def info(self) -> dict[str, str]:
-        """Device, dtype and which kernels were chosen and why; of several replicas where each lies."""
+        """Device, dtype and which kernels were chosen and why; of several replicas where each lies, of several ranks what
+        a sum over them takes."""
         later = [f"{head.task} (on demand)" for head in self.checkpoint.config.heads if head.on_demand]
         heads = ", ".join([*self.tasks, *later]) or "none"
         return {
@@ -358,6 +359,7 @@ class Model(Replicated, TextModel, LanguageModel):
             **told_products(self._stored),
             **told_speed(self.device),
             **self.told_replicas(),
+            **told_sums(self.encoder),
         }
 
     def reference(self) -> PreTrainedModel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import distributed
@@ -10,6 +11,7 @@ from torch import distributed
 from ftbert.building import ALONE, Ranks
 
 WORDS = ("tensor", "pipeline")
+_TOLD_ROWS = 128
 
 
 def find_ranks(parallel: str | None, places: Sequence[torch.device]) -> Ranks:
@@ -33,3 +35,11 @@ def find_ranks(parallel: str | None, places: Sequence[torch.device]) -> Ranks:
     if group.size() == 1:
         return ALONE
     return Ranks(group.rank(), group.size(), group.group_name, stages and group.size() > 1)
+
+
+def told_sums(encoder: Any) -> dict[str, str]:
+    """For `info`: {"sum_over_ranks": "8.1 us for 128 rows of 1024, with residual and norm"}, measured now, of a model that
+    ranks of this process share."""
+    seconds = encoder.seconds_of_sum(_TOLD_ROWS)
+    words = f"{1e6 * seconds:.1f} us for {_TOLD_ROWS} rows of {encoder.hidden()}, with residual and norm"
+    return {"sum_over_ranks": words} if seconds > 0 else {}

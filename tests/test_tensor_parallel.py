@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -54,7 +55,10 @@ def both(source: Any, place: Place, ranks: int, **given: Any) -> tuple[ftbert.Mo
 def test_every_family_and_mask(place: Place, family: str, ranks: int) -> None:
     reference = shared_model(family)
     alone, shared = both(reference, place, ranks)
-    assert shared.info()["parallel"].startswith("tensor") and shared.tasks == alone.tasks
+    told = shared.info()
+    assert told["parallel"].startswith("tensor") and shared.tasks == alone.tasks
+    assert re.fullmatch(r"\d+\.\d us for 128 rows of \d+, with residual and norm", told["sum_over_ranks"])
+    assert "sum_over_ranks" not in alone.info()
     for mask in masks_of(reference):
         batch = {key: value.to(place.device) for key, value in make_batch(reference, task_of(family), mask).items()}
         want, got = alone(**batch), shared(**batch)

@@ -33,6 +33,9 @@ struct Engine {
   // Of a shard, before its first call: with whom it adds up.
   virtual void join(AnyCommunicator communicator) = 0;
   virtual AnyCommunicator communicator() const = 0;
+  // Of a shard, where all ranks ask at once, or of several ranks in this process: what a sum over ranks takes
+  // (binding/sum_time.h); else 0.
+  virtual double seconds_of_sum(int64_t /*rows*/) const { return 0; }
   // Of several ranks in this process: what runs them.
   virtual std::shared_ptr<RankRunner> runner() const { return nullptr; }
 };

@@ -9,6 +9,7 @@
 #include "binding/padding.h"
 #include "binding/ranks.h"
 #include "binding/replay.h"
+#include "binding/sum_time.h"
 #include "binding/tensors.h"
 #include "core/device.h"
 #include "gemm/cublaslt.h"
@@ -88,6 +89,10 @@ class EngineOf : public Engine {
       return {communicator_, nullptr};
     else
       return {nullptr, communicator_};
+  }
+  double seconds_of_sum(int64_t rows) const override {
+    return communicator_ ? binding::seconds_of_sum<Device, T>(device_, *communicator_, rows, encoder_.config().hidden)
+                         : 0;
   }
   const Encoder<Device, T>& encoder() const { return encoder_; }
 

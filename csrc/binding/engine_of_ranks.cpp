@@ -63,6 +63,15 @@ class EngineOfRanks : public Engine {
   AnyCommunicator communicator() const override { return first().communicator(); }
   std::shared_ptr<RankRunner> runner() const override { return runner_; }
 
+  double seconds_of_sum(int64_t rows) const override {
+    double seconds = 0;
+    runner_->run([&](int64_t rank) {
+      const double taken = shards_[rank]->engine().seconds_of_sum(rows);
+      if (rank == 0) seconds = taken;
+    });
+    return seconds;
+  }
+
   std::map<std::string, std::string> info() const override {
     std::map<std::string, std::string> all = first().info();
     std::string places;

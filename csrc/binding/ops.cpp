@@ -164,6 +164,12 @@ TORCH_LIBRARY(ftbert, m) {
       .def("config", [](const EncoderPtr& self) { return self->description(); })
       .def("use_cuda_graphs", [](const EncoderPtr& self, bool on) { self->engine().use_cuda_graphs(on); })
       .def("info", [](const EncoderPtr& self) { return self->info(); })
+      // Of several ranks in this process.
+      .def("seconds_of_sum",
+           [](const EncoderPtr& self, int64_t rows) {
+             return self->engine().runner() ? self->engine().seconds_of_sum(rows) : 0.0;
+           },
+           "", {torch::arg("rows")})
       .def("device", [](const EncoderPtr& self) { return self->device(); })
       .def("hidden", [](const EncoderPtr& self) { return self->config().hidden; })
       .def("has_pooler", [](const EncoderPtr& self) { return self->config().pooler; })

@@ -1,0 +1,75 @@
+// What a sum over ranks takes, for people who decide how to share a model.
+#pragma once
+#include <ATen/ops/zeros.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <chrono>
+#include <memory>
+
+#include "binding/tensors.h"
+#include "core/communicator.h"
+#include "core/graph.h"
+#include "kernels/kernels.h"
+
+namespace ftbert::binding {
+
+// Seconds of a sum over ranks of [rows, cols] with residual and LayerNorm, its launch included, of many in a row: as
+// small calls have it, in a recording where the communicator records. All ranks ask at once, and between calls.
+template <class Device, class T>
+double seconds_of_sum(const at::Device& device, Communicator<Device>& ranks, int64_t rows, int64_t cols) {
+  constexpr int kTimes = 64;
+  const c10::DeviceGuard guard(device);
+  CallContext<Device> on(device);
+  const auto options = at::TensorOptions().device(device).dtype(scalar_type_of(kDType<T>));
+  const at::Tensor x = at::zeros({rows, cols}, options), gamma = at::zeros({cols}, options);
+  const Norm<T> norm{.kind = NormKind::layer, .gamma = data<T>(gamma), .beta = data<T>(gamma), .eps = 1e-12f};
+  ranks.reserve(x.nbytes());
+  const auto add_up = [&](Context<Device> context) {
+    if constexpr (std::is_same_v<Device, Cuda>) context.overlap = false;  // a sum behind a sum: device/peers.cuh
+    for (int turn = 0; turn < kTimes; ++turn) {
+      if constexpr (kNormsAddParts<Device>) {
+        if (const PeerParts parts = ranks.parts(x.nbytes(), turn % 2); parts && adds_parts<T>(cols)) {
+          ranks.launch_together(context, [&] {
+            add_bias_input_layernorm(context, PartialSums<T>{parts}, static_cast<const T*>(nullptr), data<T>(x), norm,
+                                     rows, cols, Output<T>{.normed = data<T>(x)});
+          });
+          continue;
+        } else if (parts) {
+          ranks.launch_together(context, [&] { all_reduce(context, parts, rows * cols, data<T>(x)); });
+          add_bias_input_layernorm(context, data<T>(x), static_cast<const T*>(nullptr), data<T>(x), norm, rows, cols,
+                                   Output<T>{.normed = data<T>(x)});
+          continue;
+        }
+      }
+      ranks.all_reduce(context, kDType<T>, data<T>(x), rows * cols);
+      add_bias_input_layernorm(context, data<T>(x), static_cast<const T*>(nullptr), data<T>(x), norm, rows, cols,
+                               Output<T>{.normed = data<T>(x)});
+    }
+  };
+  const auto stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  std::unique_ptr<LaunchGraph> graph;
+  const auto timed = [&] {
+    stream.synchronize();
+    ranks.agree(true);
+    const auto began = std::chrono::steady_clock::now();
+    graph ? graph->launch(stream.native_handle()) : add_up(on.context);
+    ranks.agree(true);
+    stream.synchronize();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count() / kTimes;
+  };
+  timed();
+  if constexpr (std::is_same_v<Device, Cuda>) {
+    if (ranks.records()) {
+      graph = record_graph([&](void* recorded) {
+        Context<Device> context = on.context;
+        context.stream = recorded;
+        add_up(context);
+      });
+      timed();
+    }
+  }
+  return timed();
+}
+
+}  // namespace ftbert::binding
