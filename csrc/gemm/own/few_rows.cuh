@@ -3,11 +3,13 @@
 // A block stays and takes one tile of eight of b's rows after another. One warp asks the accelerator for b in chunks of
 // k, into a ring of shared memory; eight warps share a chunk's columns. A tile of b is the narrow operand of the tensor
 // cores' products, all rows of a the wide one. The ring is asked for before the kernel ahead has ended, and leaves room
-// for the blocks of the kernel behind, so that the memory is busy between two of them. When a block lets those start
-// counts: their rings are filled at the expense of this kernel's, and once they are full the memory waits for their
-// rows of a. A step of Llama-2-7B in Q8_0 at context 448, one H100: at once 3.13 ms, when a block lacks 12 chunks 3.02,
-// 6 chunks 3.38, none 3.52; in bf16 5.12 ms at once, 5.3 to 5.5 later. Instructions of the accelerator take 50 ns each,
-// whatever they bring: rows of 1 KB were slower than rows of 2 KB.
+// for the blocks of the kernel behind, so that the memory is busy between two of them. A ring is full before its rows
+// of a are there: then L2 is asked for the chunks that follow (kAhead), or the memory would wait. When a block lets the
+// blocks behind start counts, too (kLead: chunks that it lacks then): theirs come at the expense of its own. Eight
+// layers of Llama-2-7B in Q8_0 and its head behind 448 tokens, one H100, us by kLead, kAhead: 12, 0 1,179; 12, 12
+// 1,170; 24, 12 1,151; 12, 24 1,143; 24, 24 1,124. In bf16 at once is best, and L2 is no help: kAhead 0 1,915, 3 1,896,
+// 6 1,952, 12 2,194. Instructions of the accelerator take 50 ns each, whatever they bring: rows of 1 KB were slower
+// than rows of 2 KB.
 #pragma once
 #include "device/launch.cuh"
 #include "gemm/own/few_rows_storage.cuh"
@@ -150,15 +152,26 @@ __global__ void __launch_bounds__(kFewRowsThreads, 2) few_rows_kernel(const __gr
     if (++stage == stages) stage = 0, parity ^= 1;
   };
   if (warp == kFewRowsWarps) {
-    bool full_once = false;
-    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-      for (int first = 0; first < steps; first += Storage::kChunkSteps) {
-        if (full_once) barrier_wait(empty(stage), parity ^ 1);
-        Storage::ask(work, tile, first, min(Storage::kChunkSteps, steps - first),
-                     shared_address(shared + stage * Storage::kChunk), full(stage));
-        __syncwarp();
-        next();
-        full_once = full_once || stage == 0;
+    // A block's chunks in their order: tile by tile.
+    struct Place {
+      int tile, first, number;
+    } asked{static_cast<int>(blockIdx.x), 0, 0}, ahead = asked;
+    const auto go_on = [&](Place& place, int count) {
+      place.first += count * Storage::kChunkSteps, place.number += count;
+      while (place.first >= steps && place.tile < tiles)
+        place.first -= chunks * Storage::kChunkSteps, place.tile += static_cast<int>(gridDim.x);
+    };
+    const auto steps_at = [&](const Place& place) { return min(Storage::kChunkSteps, steps - place.first); };
+    for (go_on(ahead, stages); asked.tile < tiles; go_on(asked, 1)) {
+      if (asked.number >= stages) barrier_wait(empty(stage), parity ^ 1);
+      Storage::ask(work, asked.tile, asked.first, steps_at(asked), shared_address(shared + stage * Storage::kChunk),
+                   full(stage));
+      __syncwarp();
+      next();
+      if constexpr (Storage::kAhead > 0) {
+        if (asked.number + 1 < stages) continue;
+        for (; ahead.tile < tiles && ahead.number <= asked.number + Storage::kAhead; go_on(ahead, 1))
+          Storage::prefetch(work, ahead.tile, ahead.first, steps_at(ahead));
       }
     }
     return;
