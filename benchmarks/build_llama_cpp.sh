@@ -66,7 +66,7 @@ build() { # cpu|cuda FILE FOLDER
   fi
   command -v ninja > /dev/null && options+=(-G Ninja)
   cmake -S "$folder/llama.cpp" -B "$folder/build" "${options[@]}" > "$folder/cmake.log" 2>&1 || { tail -20 "$folder/cmake.log" >&2; exit 1; }
-  cmake --build "$folder/build" --target llama-bench llama-batched-bench -j "${JOBS:-$(nproc)}"
+  cmake --build "$folder/build" --target llama-bench llama-batched-bench -j "${JOBS:-$(env -u OMP_NUM_THREADS nproc)}"
   ln -sfn build/bin "$folder/bin"
   ls -l "$folder"/bin/
 }

@@ -347,8 +347,8 @@ class Model(Replicated, TextModel, LanguageModel):
             replica.encoder.use_cuda_graphs(on)
 
     def info(self) -> dict[str, str]:
-        """Device, dtype and which kernels were chosen and why; of several replicas where each lies, of several ranks what
-        a sum over them takes."""
+        """Device, dtype and which kernels were chosen and why; of several replicas where each lies, of several ranks
+        what a sum over them takes."""
         later = [f"{head.task} (on demand)" for head in self.checkpoint.config.heads if head.on_demand]
         heads = ", ".join([*self.tasks, *later]) or "none"
         return {

@@ -171,14 +171,16 @@ at::Tensor DecoderClass::forward_on_all(const DecoderCall& call) {
 
 at::Tensor DecoderClass::forward_on_ranks(const DecoderCall& call) {
   std::vector<at::Tensor> ids{call.input_ids};
-  for (size_t rank = 1; rank <= others_.size(); ++rank)
-    ids.push_back(runner_->at_rank(call.input_ids, static_cast<int64_t>(rank)));
   at::Tensor logits;
-  runner_->run([&](int64_t rank) {
+  const auto work = [&](int64_t rank) {
     if (rank == 0)
       logits = forward_here(call);
     else
       others_[rank - 1]->forward(ids[rank], call.cu_seqlens, call.slots, call.all_rows);
+  };
+  runner_->run(work, [&] {
+    for (size_t rank = 1; rank <= others_.size(); ++rank)
+      ids.push_back(runner_->at_rank(call.input_ids, static_cast<int64_t>(rank)));
   });
   return logits;
 }

@@ -43,11 +43,13 @@ class EngineOfRanks : public Engine {
 
   std::vector<at::Tensor> forward(const Call& call, const std::vector<Want>& wants) const override {
     std::vector<Call> calls{call};
-    for (int64_t rank = 1; rank < static_cast<int64_t>(shards_.size()); ++rank) calls.push_back(at_rank(call, rank));
     std::vector<at::Tensor> made;
-    runner_->run([&](int64_t rank) {
+    const auto work = [&](int64_t rank) {
       std::vector<at::Tensor> results = shards_[rank]->engine().forward(calls[rank], wants);
       if (rank == 0) made = std::move(results);
+    };
+    runner_->run(work, [&] {
+      for (int64_t rank = 1; rank < static_cast<int64_t>(shards_.size()); ++rank) calls.push_back(at_rank(call, rank));
     });
     return made;
   }

@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <omp.h>
 #include <unistd.h>
@@ -62,6 +63,10 @@ RankRunner::RankRunner(std::vector<at::Device> devices)
     orders_.push_back(order_of(device));
     const c10::DeviceGuard guard(device);
     before_.push_back(device.is_cuda() ? make_stream_mark() : nullptr);
+    if (!device.is_cuda()) continue;
+    const c10::impl::VirtualGuardImpl on(device.type());
+    on.getStream(device).synchronize();  // weights may be on their way there
+    streams_[before_.size() - 1] = on.getStreamFromGlobalPool(device);
   }
   for (size_t rank = 1; rank < devices_.size(); ++rank)
     threads_->of_ranks.emplace_back([this, rank] { work_as(static_cast<int64_t>(rank)); });
@@ -87,20 +92,22 @@ AnyCommunicator RankRunner::communicator(int64_t rank) const {
 }
 
 at::Tensor RankRunner::at_rank(const at::Tensor& tensor, int64_t rank) const {
-  return tensor.is_cuda() ? tensor.to(devices_[rank], /*non_blocking=*/true) : tensor;
+  if (!tensor.is_cuda()) return tensor;
+  const c10::StreamGuard there(*streams_[rank]);
+  return tensor.to(devices_[rank], /*non_blocking=*/true);
 }
 
-void RankRunner::run(const std::function<void(int64_t)>& work) {
+void RankRunner::run(const std::function<void(int64_t)>& work, const std::function<void()>& before) {
   FTBERT_CHECK(getpid() == process_,
                "this process was forked from the one that loaded the model, in which the threads "
                "of its ranks stayed: load it here, or start processes by \"spawn\"");
   const std::lock_guard lock(calls());
-  for (size_t rank = 0; rank < devices_.size(); ++rank) {
-    if (!devices_[rank].is_cuda()) continue;
-    streams_[rank] = c10::impl::VirtualGuardImpl(devices_[rank].type()).getStream(devices_[rank]);
-    FTBERT_CHECK(!is_recording(streams_[rank]->native_handle()),
+  if (const at::Device first = devices_.front(); first.is_cuda()) {
+    streams_[0] = c10::impl::VirtualGuardImpl(first.type()).getStream(first);
+    FTBERT_CHECK(!is_recording(streams_[0]->native_handle()),
                  "a model that several GPUs share records its small calls itself, and is no part of another recording");
   }
+  if (before) before();
   work_ = &work;
   std::fill(failed_.begin(), failed_.end(), nullptr);
   {

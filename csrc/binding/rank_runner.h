@@ -30,15 +30,18 @@ class RankRunner {
   AnyCommunicator communicator(int64_t rank) const;
   const char* way() const { return cpu_ ? cpu_->way() : cuda_->way(); }  // of adding up
 
-  // work(rank) on every rank at once, each on its device and on the stream that is the caller's current one there.
-  // Calls follow each other, those of all runners: kernels of two that wait for other ranks could take all room of a
-  // GPU each. After an exception the ranks can be used again, what calls before have launched is as it was, and the
-  // exception is the caller's: the first rank's, else that of another one, by its device's name.
-  void run(const std::function<void(int64_t rank)>& work);
+  // before, if given, in this thread; then work(rank) on every rank at once, each on its device: the first on the
+  // caller's current stream there, the others on streams of their own, so that nothing of the caller's comes between
+  // kernels that wait for each other. Calls follow each other, those of all runners: kernels of two that wait for other
+  // ranks could take all room of a GPU each. After an exception the ranks can be used again, what calls before have
+  // launched is as it was, and the exception is the caller's: the first rank's, else that of another one, by its
+  // device's name.
+  void run(const std::function<void(int64_t rank)>& work, const std::function<void()>& before = {});
   // Between calls.
   void between_calls(const std::function<void()>& work);
 
-  // A tensor of the first rank's device on another's.
+  // In `before`: a tensor of the first rank's device on another's. (Between calls it would not do: a copy waits for the
+  // first rank's kernels, which may wait for those that another thread has yet to launch behind the copy.)
   at::Tensor at_rank(const at::Tensor& tensor, int64_t rank) const;
 
  private:
@@ -65,7 +68,7 @@ class RankRunner {
   const int cores_;                                  // of each other rank on the CPU
 
   const std::function<void(int64_t)>* work_ = nullptr;
-  std::vector<std::optional<c10::Stream>> streams_;
+  std::vector<std::optional<c10::Stream>> streams_;  // the first is the caller's
   std::vector<std::exception_ptr> failed_;
   std::unique_ptr<Threads> threads_;
 };
