@@ -74,17 +74,19 @@ class FastTokenizer:
     def _singles(self, texts: Sequence[str], length: int, side: str) -> Tokens:
         if self.wordpiece is not None:
             return self.wordpiece.tokens(texts, length, side)
-        return tokens_of(self._encoded(texts, length, side)[0])
+        return tokens_of(self._encoded(texts, length, side, False)[0])
 
     def _rows(
         self, texts: Sequence[Any], length: int, side: str, pairs: bool = False
     ) -> tuple[list[list[int]], list[list[int]] | None]:
         if not pairs and self.wordpiece is not None:
             return [row.tolist() for row in self.wordpiece.tokens(texts, length, side).rows()], None
-        rows, types = self._encoded(texts, length, side)
-        return rows, types if pairs and self._has_types else None
+        return self._encoded(texts, length, side, pairs and self._has_types)
 
-    def _encoded(self, texts: Sequence[Any], length: int, side: str) -> tuple[list[list[int]], list[list[int]]]:
+    def _encoded(
+        self, texts: Sequence[Any], length: int, side: str, with_types: bool
+    ) -> tuple[list[list[int]], list[list[int]] | None]:
+        """Lists are made under Python's lock, which the threads that feed GPUs wait for: none that nobody reads."""
         fast = self._truncating(length, side)
         rows: list[list[int]] = []
         types: list[list[int]] = []
@@ -92,9 +94,9 @@ class FastTokenizer:
             # _fast: the same ids, without the character offsets.
             encodings = fast.encode_batch_fast(part)
             rows += [encoding.ids for encoding in encodings]
-            if self._has_types:
+            if with_types:
                 types += [encoding.type_ids for encoding in encodings]
-        return rows, types
+        return rows, types if with_types else None
 
     def _cut(self, texts: Sequence[Any], length: int, side: str) -> tuple[list[Any], list[int]]:
         """What to tokenise of each text, and the places of the single ones that are not whole."""
