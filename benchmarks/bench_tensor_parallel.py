@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,15 +126,25 @@ def measure(alone: Any, shared: Any, case: Case, rounds: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def sums_of(shared: Any, case: Case) -> list[float]:
-    """Microseconds of each kernel that adds up, on the first GPU, its wait for the others included."""
+def sums_of(shared: Any, case: Case) -> dict[str, Any]:
+    """Microseconds of the kernels that add up: on the first GPU, its waits for the others included, and of each sum on
+    the GPU that comes last, which waits for none."""
     call = call_of(shared, case)
     seconds(call, shared.device, 5)
     kinds = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=kinds) as found:  # type: ignore[no-untyped-call]
         seconds(call, shared.device, 5)
-    here = [event for event in found.events() if event.device_index == shared.device.index]
-    return sorted(event.self_device_time_total for event in here if "all_reduce" in event.name)
+    of_each: dict[int, list[float]] = defaultdict(list)
+    for event in sorted(found.events(), key=lambda event: event.time_range.start):
+        if "all_reduce" in event.name:
+            of_each[event.device_index].append(event.self_device_time_total)
+    here = of_each[shared.device.index]
+    last = list(map(min, zip(*of_each.values(), strict=True)))
+    return {
+        "sums": len(here), "sum_us": statistics.median(here), "least_sum_us": min(here),
+        "last_sum_us": statistics.median(last),
+        "sums_us": {f"cuda:{at}": statistics.median(taken) for at, taken in of_each.items()},
+    }  # fmt: skip
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -169,8 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             }  # fmt: skip
         row = measure(alone, shared, case, 2 if options.quick else options.rounds)
         if alone.device.type == "cuda":
-            sums = sums_of(shared, case)
-            row |= {"sums": len(sums), "sum_us": statistics.median(sums), "least_sum_us": sums[0]}
+            row |= sums_of(shared, case)
         document["rows"].append(row)
         write(out, document)
     print("\n".join(lines_of(document)), document["parallel"], sep="\n\n")

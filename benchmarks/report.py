@@ -5,7 +5,7 @@
 
 Reads benchmarks/results/{cuda,cpu}-*.json of bench_model; NAME-base.json, NAME-large.json, ... are parts of one run, on
 several GPUs of one host. int8-accuracy.json is int8_accuracy.py's, norm-*.json bench_norm.py's, norm-training-*.json
-bench_norm_training.py's, decode-*.json bench_decode.py's.
+bench_norm_training.py's, decode-*.json bench_decode.py's, tensor-parallel-*.json bench_tensor_parallel.py's.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from typing import Any
 import decode_report
 import norm_tables
 import norm_training_report
+import tensor_parallel_report
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-_DOCS = ("benchmarks.md", "speed.md", "serving.md", "norm.md", "generation.md")
+_DOCS = ("benchmarks.md", "speed.md", "serving.md", "norm.md", "generation.md", "several_gpus.md")
 PAGES = (ROOT / "README.md", *(ROOT / "docs" / name for name in _DOCS))
 BASE = "transformers (sdpa)"
 PACKED = "ftbert, packed"
@@ -114,7 +115,7 @@ def fill_marks(text: str, page: Path = PAGES[0]) -> str:
     `<!-- summary: NAME... -->` and the end come chosen rows of several runs on one kind of device, and between
     `<!-- split: NAME -->` and the end comes where ftbert's time goes at the points that a profiler saw; "served" is for
     results of bench_serve, "accuracy" for those of int8_accuracy, "norms" and "norm-training" for those of bench_norm
-    and bench_norm_training, "decode" for bench_decode's."""
+    and bench_norm_training, "decode" for bench_decode's, "ranks" for bench_tensor_parallel's."""
 
     def table(match: re.Match[str]) -> str:
         document = load_runs(f"{match[1]}*.json")[match[1]]
@@ -166,6 +167,13 @@ def fill_marks(text: str, page: Path = PAGES[0]) -> str:
         body = "\n".join([machine_line(document, page), "", *said])
         return f"<!-- decode: {match[1]} -->\n{body}\n<!-- end -->"
 
+    def ranks(match: re.Match[str]) -> str:
+        document = json.loads((RESULTS / f"{match[1]}.json").read_text(encoding="utf-8")) | {"files": [match[1]]}
+        missed = [f"- missed: {words}" for row in document["rows"] for words in tensor_parallel_report.misses(row)]
+        body = "\n".join([machine_line(document, page), "", *tensor_parallel_report.lines_of(document), "", *missed])
+        return f"<!-- ranks: {match[1]} -->\n{body}\n<!-- end -->"
+
+    text = re.sub(r"<!-- ranks: (\S+) -->.*?<!-- end -->", ranks, text, flags=re.S)
     text = re.sub(r"<!-- decode: (\S+) -->.*?<!-- end -->", decode, text, flags=re.S)
     text = re.sub(r"<!-- (norms|norm-training): (\S+) -->.*?<!-- end -->", norms, text, flags=re.S)
     text = re.sub(r"<!-- accuracy: (\S+) -->.*?<!-- end -->", accuracy, text, flags=re.S)
@@ -178,7 +186,8 @@ def fill_marks(text: str, page: Path = PAGES[0]) -> str:
 def machine(facts: dict[str, Any]) -> str:
     packages = facts["packages"]
     if "gpu" in facts:
-        where = f"One {facts['gpu']} (driver {facts['driver']}, CUDA {facts['cuda']})"
+        count = len(facts["devices"]) if "devices" in facts else "One"
+        where = f"{count} {facts['gpu']} (driver {facts['driver']}, CUDA {facts['cuda']})"
     else:
         where = f"{facts['threads']} threads of {facts['cpu']}"
     commit, _, changed = (facts["commit"] or "").partition("+")
