@@ -16,7 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,8 @@ from machine import log, provenance, results_file, write  # noqa: E402
 import ftbert  # noqa: E402
 from ftbert.replicas import replicate  # noqa: E402
 from ftbert.text import tokenizer_of  # noqa: E402
+from ftbert.text.ahead import ahead  # noqa: E402
+from ftbert.text.batching import windows_of  # noqa: E402
 
 BASE: dict[str, Any] = {}  # transformers' own defaults
 SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
@@ -82,11 +84,12 @@ def measure(alone: Any, together: Any, options: argparse.Namespace) -> int:
     one, all_of_them = (model.encode(texts, show_progress_bar=False) for model in (alone, together))
     document["least_cosine"] = float((one * all_of_them).sum(1).min())
     tokenizer = tokenizer_of(alone)
-    parts = [texts[first : first + 2048] for first in range(0, len(texts), 2048)]
     ways: dict[str, Callable[[], Any]] = {
         "one": lambda: alone.encode(texts, show_progress_bar=False),
         f"all {count}": lambda: together.encode(texts, show_progress_bar=False),
-        "the host's tokenizer alone": lambda: [tokenizer.tokens(part, "", None) for part in parts],
+        "the host's tokenizer alone": lambda: deque(
+            ahead(windows_of(texts), lambda some: tokenizer.tokens(some, "", None)), maxlen=0
+        ),
     }
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     for _ in range(options.rounds):

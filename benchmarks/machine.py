@@ -24,7 +24,10 @@ import torch  # noqa: E402
 
 from ftbert.dtypes import DTYPES as DTYPES  # noqa: E402
 
-PACKAGES = ("torch", "transformers", "sentence-transformers", "onnxruntime", "openvino", "nncf", "ctranslate2")
+PACKAGES = (
+    "torch", "transformers", "sentence-transformers", "onnxruntime", "openvino", "nncf", "ctranslate2", "tokenizers",
+    "nanotoken",
+)  # fmt: skip
 
 
 def provenance(device: torch.device, dtype: str, **more: Any) -> dict[str, Any]:
