@@ -58,6 +58,8 @@ def main() -> int:
     parser.add_argument("--to", choices=(".npy", ".jsonl", ".jsonl.gz", ".parquet"), default=".npy")
     options = parser.parse_args()
 
+    if options.parallel and options.num_gpus < 2:
+        parser.error("--parallel shares a model among the GPUs of an actor: --num-gpus 2 or more")
     options.out.mkdir(parents=True, exist_ok=True)
     largest_first = sorted(options.sources, key=lambda path: -path.stat().st_size)  # no long file at the end
     pairs = {options.out.resolve() / (path.name + options.to): path.resolve() for path in largest_first}

@@ -76,6 +76,8 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1", help="that the proxies listen on (default 127.0.0.1)")
     parser.add_argument("--port", type=int, default=8080, help="(default 8080)")
     options = parser.parse_args()
+    if options.parallel and options.num_gpus < 2:
+        parser.error("--parallel shares a model among the GPUs of a replica: --num-gpus 2 or more")
 
     ray.init(address=options.address)
     serve.start(http_options={"host": options.host, "port": options.port})

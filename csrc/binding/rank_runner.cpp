@@ -59,14 +59,15 @@ RankRunner::RankRunner(std::vector<at::Device> devices)
     cpu_ = make_rank_group<Cpu>(places);
   else
     cuda_ = make_rank_group<Cuda>(places);
-  for (const at::Device& device : devices_) {
+  for (size_t rank = 0; rank < devices_.size(); ++rank) {
+    const at::Device& device = devices_[rank];
     orders_.push_back(order_of(device));
     const c10::DeviceGuard guard(device);
     before_.push_back(device.is_cuda() ? make_stream_mark() : nullptr);
-    if (!device.is_cuda()) continue;
+    if (rank == 0 || !device.is_cuda()) continue;
     const c10::impl::VirtualGuardImpl on(device.type());
     on.getStream(device).synchronize();  // weights may be on their way there
-    streams_[before_.size() - 1] = on.getStreamFromGlobalPool(device);
+    streams_[rank] = on.getStreamFromGlobalPool(device);
   }
   for (size_t rank = 1; rank < devices_.size(); ++rank)
     threads_->of_ranks.emplace_back([this, rank] { work_as(static_cast<int64_t>(rank)); });
