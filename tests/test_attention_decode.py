@@ -19,7 +19,7 @@ load_library()
 ops = torch.ops.ftbert
 HERE = [place for place in PLACES if place.device == "cpu" or have_gpu()]
 SIZES = reference.FUSED_SIZES
-# Around the edges of steps and of splits, which have 16 keys to 256 by head size and type.
+# Around the edges of steps and of splits, which have 8 keys to 256 by head size and type.
 EDGES = [1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512, 513, 700]
 
 
@@ -98,6 +98,7 @@ def test_large_scores(place: Place) -> None:
 
 def test_more_heads_and_sequences_than_blocks_that_split(place: Place) -> None:
     check(place, [130] * 40, 16, 1, 32)
+    check(place, [900, 3, 1100] * 6, 8, 1, 128)  # whole keys to a block, round after round
 
 
 def test_sequences_without_keys_or_queries(place: Place) -> None:

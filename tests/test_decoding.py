@@ -14,6 +14,7 @@ from language_models import FAMILIES, LENGTHS, error, loaded, made, run, texts
 from torch import Tensor
 
 import ftbert
+from ftbert.decoding.decoder import decoder_of
 
 POSITIONS, SLOTS = 48, 4
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "hidden_size": 128}
@@ -63,6 +64,22 @@ def test_steps_give_the_logits_of_one_call(place: Place, family: str, first: int
     assert of.lengths() == [0, LENGTHS[0], 0, LENGTHS[1]]
     for n, i in enumerate(order):
         assert error(torch.cat(got[n]), whole(family, place)[i]) < limit(place)
+
+
+@pytest.mark.parametrize("size", [64, 80, 96, 128])
+def test_steps_of_many_texts_with_other_heads(place: Place, size: int) -> None:
+    """So many that on a GPU a block reads all of a text's keys, round after round, the first before it has a query."""
+    small = {**HEADS, "head_dim": size, "num_hidden_layers": 2, "max_position_embeddings": 512}
+    model = ftbert.load(make_model("llama", "causal_lm", 0, **small), device=place.device, dtype=place.dtype)
+    generator = torch.Generator().manual_seed(2)
+    ids = [torch.randint(3, model.config.vocab, (n,), generator=generator) for n in range(200, 272)]
+    slots = list(range(len(ids)))
+    of, other = (decoder_of(model, len(ids), 280) for _ in range(2))
+    want = run(of, place, slots, ids, all_rows=False)
+    run(other, place, slots, [one[:-3] for one in ids], all_rows=False)
+    for at in (-3, -2, -1):
+        got = run(other, place, slots, [one[at:][:1] for one in ids], all_rows=False)
+    assert error(torch.cat(got), torch.cat(want)) < limit(place)
 
 
 def test_a_batch_is_its_sequences(place: Place, family: str) -> None:

@@ -1,8 +1,8 @@
 // Attention of one query a sequence, as a text that grows has: the keys, which lie in a cache, are divided among
 // blocks, for what takes time is to read them. Each lane asks for the keys and values that it will multiply some rounds
-// ahead, into a ring of shared memory of its own, where it can before the kernel ahead has ended; a block takes less
-// than half of a multiprocessor, beside the kernels ahead and behind. Sums of probabilities times values are merged in
-// float by the block of a sequence and head that arrives last, in the order of the keys: the same bits every time.
+// ahead, into a ring of shared memory of its own, where it can before the kernel ahead has ended. Sums of probabilities
+// times values are merged in float by the block of a sequence and head that arrives last, in the order of the keys: the
+// same bits every time.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -23,7 +23,7 @@ constexpr int kDecodeWarps = 4, kDecodeThreads = 32 * kDecodeWarps;
 constexpr int kMostDecodeHeads = 4;
 constexpr int kMostSplits = 32;              // of a sequence's keys: a lane each, where they are merged
 constexpr int kMostDecodeSequences = 65535;  // a grid's third dimension
-constexpr int kMostSplitBlocks = 512;        // where keys are split: about as many blocks as a large GPU has at once
+constexpr int kMostSplitBlocks = 512;        // where keys are split
 
 // A block's sums over its keys, of each head: [head_size] sums, then the largest score, then the total.
 constexpr int kBesideSums = 4;  // with room to the next 16 bytes
@@ -38,9 +38,9 @@ struct DecodeShape {
   static constexpr int kKeysInWarp = 32 / kLanes;
   static constexpr int kAtOnce = 4 / kOwn;                            // keys of a lane in a round
   static constexpr int kStep = kDecodeWarps * kKeysInWarp * kAtOnce;  // keys of a block
-  // The ring: rounds of [keys, values][kAtOnce * kOwn][threads] of 16 bytes, as many as fit the 99 KB that the GPUs
-  // with least have beside the sums.
-  static constexpr int kStages = kHeads * kHeadSize < 1024 ? 5 : 4;
+  // The ring: rounds of [keys, values][kAtOnce * kOwn][threads] of 16 bytes. With four a block fits the 99 KB of the
+  // GPUs with least, twice the 164 KB of an A100, and Hopper beside blocks of the kernels ahead and behind.
+  static constexpr int kStages = 4;
   static constexpr int kStageBytes = 2 * kAtOnce * kOwn * 16 * kDecodeThreads;
   static constexpr size_t kRingBytes = kStages * kStageBytes;
   // Threads that share the splits of four columns, where these are few.

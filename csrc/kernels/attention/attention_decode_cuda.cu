@@ -22,9 +22,12 @@ void launch_decode(const Call& call, const AttentionScratch& scratch, const NewT
   const int64_t reach = std::min(s.max_k, int64_t{1} + call.window.left + call.window.right);
   const int64_t steps =
       (reach + DecodeShape<E, kHeadSize, kHeads>::kStep - 1) / DecodeShape<E, kHeadSize, kHeads>::kStep;
-  // As many blocks as multiprocessors, at most: one has enough rounds in flight for the memory, and leaves room.
-  const int64_t splits = std::max<int64_t>(
-      1, std::min({steps, int64_t{kMostSplits}, kMostSplitBlocks / pairs, call.context.sm_count / pairs}));
+  // A block a multiprocessor has enough rounds in flight for the memory, and leaves room. Where keys would then not be
+  // split, two.
+  const int64_t multiprocessors = call.context.sm_count;
+  const int64_t wished = (2 * pairs <= multiprocessors ? multiprocessors : 2 * multiprocessors) / pairs;
+  const int64_t splits =
+      std::max<int64_t>(1, std::min({steps, int64_t{kMostSplits}, kMostSplitBlocks / pairs, wished}));
   const DecodeParameters<E> parameters{static_cast<const E*>(q.data),
                                        static_cast<const E*>(k.data),
                                        static_cast<const E*>(v.data),
