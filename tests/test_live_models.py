@@ -78,14 +78,21 @@ def test_16_bits_are_judged_by_transformers_own(monkeypatch: pytest.MonkeyPatch)
     """Beside a real decoder's largest entries bf16 holds little else: its results, transformers' too, are far off."""
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         pytest.skip("this CPU has no instructions for bf16")
-    monkeypatch.setattr("ftbert.live_check.tolerance", lambda *_: 1e-7)
+    for where in ("live_check", "optimization.patched_forward"):
+        monkeypatch.setattr(f"ftbert.{where}.tolerance", lambda *_: 1e-7)
     for heads in (True, False):
-        ftbert.load(make_model("bert", "token_classification", 0), dtype="bf16", heads=heads)
+        for dtype in (torch.float32, torch.bfloat16):
+            with pytest.warns(UserWarning, match="shows in float32 alone"):
+                ftbert.load(make_model("bert", "token_classification", 0).to(dtype), dtype="bf16", heads=heads)
+    with pytest.warns(UserWarning, match="shows in float32 alone"):
+        ftbert.optimize(make_bert(), dtype="bf16")
     wrong = make_bert()
     swap(DENSE, lambda old: with_weights_of(old, Doubled(old.in_features, old.out_features)))(wrong)
     for dtype in ("bf16", "fp32"):
         with pytest.raises(RuntimeError, match="computes something that its config does not say"):
             ftbert.load(wrong, dtype=dtype)
+        with pytest.raises(RuntimeError, match="does not say"):
+            ftbert.optimize(wrong, dtype=dtype)
 
 
 def test_hooks_that_only_look_are_named() -> None:

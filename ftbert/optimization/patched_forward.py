@@ -20,7 +20,7 @@ from ftbert.converters import open_checkpoint
 from ftbert.devices import check_device, check_dtype
 from ftbert.dtypes import parse_dtype
 from ftbert.forked import note_fork
-from ftbert.live_check import Differs, check_equal, sample_ids, tolerance
+from ftbert.live_check import Differs, check_equal, in_both_types, sample_ids, tolerance, warn_of_rounding
 from ftbert.optimization.call_arguments import (
     CallArguments,
     host_reads,
@@ -229,8 +229,18 @@ def _build(module: Any, settings: Settings, tokenizer: Any) -> _Built:
         theirs = forward(module, ids, attention_mask=mask, return_dict=True)
         gaps = any(x is None for x in forward(module, ids, attention_mask=mask, return_dict=False))
         ours = torch.ops.ftbert.forward_batch(encoder, ids, None, None, None, 0, ["tokens"])[0]
-        allowed = tolerance(encoder, own == torch.float32, device)
-        check_equal(ours, theirs.last_hidden_state, type(module).__name__, allowed)
+        allowed, name = tolerance(encoder, own == torch.float32, device), type(module).__name__
+        try:
+            check_equal(ours, theirs.last_hidden_state, name, allowed)
+        except Differs:
+            both = in_both_types(module, dtype)
+            if both[0] is None:
+                raise
+            exact, rounded = (
+                forward(of, ids, attention_mask=mask, return_dict=True).last_hidden_state for of in both
+            )
+            check_equal(ours, exact, name, allowed, rounded=rounded)
+            warn_of_rounding(name, dtype)
     return _Built(encoder, config, watch, device, own, type(theirs), gaps)
 
 
