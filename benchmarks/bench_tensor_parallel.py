@@ -128,7 +128,7 @@ def measure(alone: Any, shared: Any, case: Case, rounds: int) -> dict[str, Any]:
 
 def sums_of(shared: Any, case: Case) -> dict[str, Any]:
     """Microseconds of the kernels that add up: on the first GPU, its waits for the others included, and of each sum on
-    the GPU that comes last, which waits for none."""
+    the GPU where it takes least, which waits least."""
     call = call_of(shared, case)
     seconds(call, shared.device, 5)
     kinds = [torch.profiler.ProfilerActivity.CUDA]
@@ -139,10 +139,10 @@ def sums_of(shared: Any, case: Case) -> dict[str, Any]:
         if "all_reduce" in event.name:
             of_each[event.device_index].append(event.self_device_time_total)
     here = of_each[shared.device.index]
-    last = list(map(min, zip(*of_each.values(), strict=True)))
+    shortest = list(map(min, zip(*of_each.values(), strict=True)))
     return {
         "sums": len(here), "sum_us": statistics.median(here), "least_sum_us": min(here),
-        "last_sum_us": statistics.median(last),
+        "shortest_sum_us": statistics.median(shortest),
         "sums_us": {f"cuda:{at}": statistics.median(taken) for at, taken in of_each.items()},
     }  # fmt: skip
 

@@ -40,6 +40,9 @@ def find_ranks(parallel: str | None, places: Sequence[torch.device]) -> Ranks:
 def told_sums(encoder: Any) -> dict[str, str]:
     """For `info`: {"sum_over_ranks": "8.1 us for 128 rows of 1024, with residual and norm"}, measured now, of a model
     that ranks of this process share."""
-    seconds = encoder.seconds_of_sum(_TOLD_ROWS)
+    try:
+        seconds = encoder.seconds_of_sum(_TOLD_ROWS)
+    except RuntimeError as error:  # in a forked child, or while a stream is recorded
+        return {"sum_over_ranks": f"not measured: {error}"}
     words = f"{1e6 * seconds:.1f} us for {_TOLD_ROWS} rows of {encoder.hidden()}, with residual and norm"
     return {"sum_over_ranks": words} if seconds > 0 else {}

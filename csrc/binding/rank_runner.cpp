@@ -67,7 +67,7 @@ RankRunner::RankRunner(std::vector<at::Device> devices)
     if (rank == 0 || !device.is_cuda()) continue;
     const c10::impl::VirtualGuardImpl on(device.type());
     on.getStream(device).synchronize();  // weights may be on their way there
-    streams_[rank] = on.getStreamFromGlobalPool(device);
+    streams_[rank] = on.getStreamFromGlobalPool(device, /*isHighPriority=*/true);
   }
   for (size_t rank = 1; rank < devices_.size(); ++rank)
     threads_->of_ranks.emplace_back([this, rank] { work_as(static_cast<int64_t>(rank)); });
@@ -84,6 +84,13 @@ RankRunner::~RankRunner() {
   }
   threads_->begun.notify_all();
   for (std::thread& thread : threads_->of_ranks) thread.join();
+  // Weights go behind this, and the allocator does not know that these streams read them.
+  for (size_t rank = 1; rank < streams_.size(); ++rank) {
+    try {
+      if (streams_[rank]) streams_[rank]->synchronize();
+    } catch (const std::exception&) {  // at a process' end, or behind a failed kernel
+    }
+  }
 }
 
 AnyCommunicator RankRunner::communicator(int64_t rank) const {

@@ -31,11 +31,11 @@ class RankRunner {
   const char* way() const { return cpu_ ? cpu_->way() : cuda_->way(); }  // of adding up
 
   // before, if given, in this thread; then work(rank) on every rank at once, each on its device: the first on the
-  // caller's current stream there, the others on streams of their own, so that nothing of the caller's comes between
-  // kernels that wait for each other. Calls follow each other, those of all runners: kernels of two that wait for other
-  // ranks could take all room of a GPU each. After an exception the ranks can be used again, what calls before have
-  // launched is as it was, and the exception is the caller's: the first rank's, else that of another one, by its
-  // device's name.
+  // caller's current stream there, the others on streams of their own (of torch's pool of high priority, which torch
+  // gives who asks for them), so that nothing of the caller's comes between kernels that wait for each other. Calls
+  // follow each other, those of all runners: kernels of two that wait for other ranks could take all room of a GPU
+  // each. After an exception the ranks can be used again, what calls before have launched is as it was, and the
+  // exception is the caller's: the first rank's, else that of another one, by its device's name.
   void run(const std::function<void(int64_t rank)>& work, const std::function<void()>& before = {});
   // Between calls.
   void between_calls(const std::function<void()>& work);

@@ -263,7 +263,9 @@ Operand attention(Context<Device>& context, const Heads& heads, const QueriesKey
                   const Sequences& sequences, const ScorePolicy<T>& policy, const AttentionScratch& scratch,
                   const Operand& out);
 // The same of one query a sequence whose tokens are not in the cache yet: `rotary` into the cache, then attention, in
-// one kernel. qkv [tokens, qkv_width] is left as it is. False, and nothing runs, where there is no such kernel.
+// one kernel. qkv [tokens, qkv_width] is left as it is. With Sequences::early the kernel ahead stores no keys of the
+// cache either: those that are there are read before it has ended. False, and nothing runs, where there is no such
+// kernel.
 template <class Device, class T>
 bool attention_of_new_tokens(Context<Device>&, const Heads&, const HeadRules<T>&, const T*, const Sequences&,
                              const CacheRows<T>&, const ScorePolicy<T>&, const AttentionScratch&, T*) {

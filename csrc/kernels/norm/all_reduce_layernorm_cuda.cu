@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(Shape::kMaxThreads)
   load_row<Shape>(bias, cols, walk.lane, b);
   load_row<Shape>(gamma, cols, walk.lane, g);
   load_row<Shape>(beta, cols, walk.lane, h);
-  Packed<E, W> c[P];  // of the next row, under way while this one waits
+  Packed<E, W> c[P];  // of the next row; the first comes while the others are awaited
   const auto load_input = [&] {
     load_row<Shape>(input && walk.row < rows ? input + walk.row * cols : nullptr, cols, walk.lane, c);
   };
