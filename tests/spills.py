@@ -21,8 +21,6 @@ KNOWN = [
     ("sm_80", r"attention_simtILi80E", 8, 8),
     ("sm_80", r"norm_backward_kernelI.*TrainingShapeILi8ELi512ELi4E", 16, 12),
     ("sm_80", r"norm_forward_kernelI.*ForwardShapeILi8ELi512ELi4E", 4, 4),
-    ("sm_90a", r"all_reduce_layernorm_kernelI.*RowShapeILi4ELi32ELi4E.*NoRule", 8, 12),
-    ("sm_80", r"all_reduce_layernorm_kernelI.*RowShapeILi4ELi32ELi4E.*NoRule", 8, 12),
     ("sm_90a", r"norm_forward_kernelI.*ForwardShapeILi8ELi512ELi4E", 8, 8),
 ]
 COMPILER = "13.0"

@@ -12,10 +12,9 @@ namespace ftbert {
 
 // Every kernel that `launch_overlapped` launches comes here before it touches memory that other kernels write or read
 // (prefetching aside, and what is there earlier: weights, keys that earlier steps have stored, counts of a kernel that
-// is not the one ahead): it waits until all that the kernels ahead have
-// written is there, then lets the kernel behind take the room that becomes free. That one waits here in turn. (A
-// compiler may take a load through a const __restrict__ pointer for one that nothing changes, and move it up; nvcc 13.0
-// moves none in these kernels.)
+// is not the one ahead): it waits until all that the kernels ahead have written is there, then lets the kernel behind
+// take the room that becomes free. That one waits here in turn. (A compiler may take a load through a const
+// __restrict__ pointer for one that nothing changes, and move it up; nvcc 13.0 moves none in these kernels.)
 //
 // As each lets the next one start only after its own wait, all before the kernel ahead have ended when a kernel starts.
 // gemm/own/few_rows.cuh does both by itself: it lets go later, and a warp that reads weights alone never waits.

@@ -6,10 +6,11 @@
 // for the blocks of the kernel behind, so that the memory is busy between two of them. A ring is full before its rows
 // of a are there: then L2 is asked for the chunks that follow (kAhead), or the memory would wait. When a block lets the
 // blocks behind start counts, too (kLead: chunks that it lacks then): theirs come at the expense of its own. Eight
-// layers of Llama-2-7B in Q8_0 and its head behind 448 tokens, one H100, us by kLead, kAhead: 12, 0 1,179; 12, 12
-// 1,170; 24, 12 1,151; 12, 24 1,143; 24, 24 1,124. In bf16 at once is best, and L2 is no help: kAhead 0 1,915, 3 1,896,
-// 6 1,952, 12 2,194. Instructions of the accelerator take 50 ns each, whatever they bring: rows of 1 KB were slower
-// than rows of 2 KB.
+// layers of Llama-2-7B in Q8_0 and its head behind 448 tokens, us by kLead, kAhead on an H100 that read its memory 1.3
+// times slower than others: 12, 0 1,179; 12, 12 1,170; 24, 12 1,151; 12, 24 1,143; 24, 24 1,124. In bf16 at once is
+// best (32 layers on another: 5.12 ms, later 5.3 to 5.5), and L2 is no help: kAhead 0 1,915, 3 1,896, 6 1,952, 12
+// 2,194. Instructions of the accelerator take 50 ns each, whatever they bring: rows of 1 KB were slower than rows of 2
+// KB.
 #pragma once
 #include "device/launch.cuh"
 #include "gemm/own/few_rows_storage.cuh"

@@ -146,7 +146,12 @@ __global__ void __launch_bounds__(kDecodeThreads, 2) attention_decode_kernel(con
   const bool newest = adds && end == seen;
   const int stored_end = newest ? end - 1 : end;  // of the keys that are in the cache
   const int own_first = begin + warp * Shape::kKeysInWarp * kAtOnce;
-  const uint32_t ring = shared_address(ring_memory) + 16 * thread;
+  // In the ring this lane's 16 bytes of a round: of its keys (half 0) or values.
+  const auto slot = [&](int stage, int half, int u, int i) {
+    return 16 * thread + stage * Shape::kStageBytes + half * (Shape::kStageBytes / 2) +
+           (u * kOwn + i) * (16 * kDecodeThreads);
+  };
+  const uint32_t ring = shared_address(ring_memory);
   // A round's keys and values of this lane; beyond the end zeros. Counts as asked for, empty too.
   const auto ask = [&](int first, int stage) {
 #pragma unroll
@@ -157,9 +162,8 @@ __global__ void __launch_bounds__(kDecodeThreads, 2) attention_decode_kernel(con
       for (int i = 0; i < kOwn; ++i) {
         const int chunk = i * kLanes + part;
         if (kLanes * kOwn != Shape::kChunks && chunk >= Shape::kChunks) continue;
-        const uint32_t to = ring + stage * Shape::kStageBytes + (u * kOwn + i) * (16 * kDecodeThreads);
-        copy_async16(to, k + row * p.k_stride + chunk * kInChunk, key < stored_end);
-        copy_async16(to + Shape::kStageBytes / 2, v + row * p.v_stride + chunk * kInChunk, key < stored_end);
+        copy_async16(ring + slot(stage, 0, u, i), k + row * p.k_stride + chunk * kInChunk, key < stored_end);
+        copy_async16(ring + slot(stage, 1, u, i), v + row * p.v_stride + chunk * kInChunk, key < stored_end);
       }
     }
     copy_async_commit();
@@ -238,9 +242,7 @@ __global__ void __launch_bounds__(kDecodeThreads, 2) attention_decode_kernel(con
         if (kLanes * kOwn != Shape::kChunks && i * kLanes + part >= Shape::kChunks)
           chunks[i] = Chunk::zero();
         else
-          chunks[i] = Chunk{*reinterpret_cast<const uint4*>(ring_memory + 16 * thread + stage * Shape::kStageBytes +
-                                                            half * (Shape::kStageBytes / 2) +
-                                                            (u * kOwn + i) * (16 * kDecodeThreads))};
+          chunks[i] = Chunk{*reinterpret_cast<const uint4*>(ring_memory + slot(stage, half, u, i))};
       }
     };
     float score[kHeads][kAtOnce];

@@ -45,7 +45,7 @@ __device__ void add_parts(const PeerParts& all, int64_t at, int cols, int lane,
 
 // Copy: nothing, or E4m3Rows, and then out may be null. sum and out may alias input.
 template <class Shape, class E, class Rule, class... Copy>
-__global__ void __launch_bounds__(Shape::kMaxThreads)
+__global__ void __launch_bounds__(Shape::kMaxThreads, 1)
     all_reduce_layernorm_kernel(const PeerParts parts, const E* bias, const E* input, const E* gamma, const E* beta,
                                 float eps, int64_t rows, int cols, E* sum, E* out, float offset, Copy... copy) {
   constexpr int W = Shape::kWidth, P = Shape::kPacks;
