@@ -31,7 +31,6 @@ def misses(row: dict[str, Any]) -> list[str]:
         found.append(f"{row['case']}: {row['times_as_fast']:.3f} times as fast, its gate is {row['gate']}")
     if row["difference"] >= MOST_DIFFERENCE:
         found.append(f"{row['case']}: results differ by {row['difference']:.1e}")
-    taken = row.get("shortest_sum_us", row.get("sum_us", 0.0))
-    if row["case"] == SUM_CASE and taken > SUM_GATE:
-        found.append(f"{row['case']}: a sum takes {taken:.1f} us, its gate is {SUM_GATE}")
+    if row["case"] == SUM_CASE and row["sum_us"] > SUM_GATE:
+        found.append(f"{row['case']}: a sum takes {row['sum_us']:.1f} us, its gate is {SUM_GATE}")
     return found
