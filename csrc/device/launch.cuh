@@ -17,12 +17,22 @@ namespace ftbert {
 // __restrict__ pointer for one that nothing changes, and move it up; nvcc 13.0 moves none in these kernels.)
 //
 // As each lets the next one start only after its own wait, all before the kernel ahead have ended when a kernel starts.
-// gemm/own/few_rows.cuh does both by itself: it lets go later, and a warp that reads weights alone never waits.
-__device__ inline void wait_for_inputs() {
+// Kernels whose time is that of the memory do the two apart, and let go when they have asked for all that they read:
+// what the kernel behind asks for would come at the expense of their own (gemm/own/few_rows.cuh, where a warp that
+// reads weights alone never waits, and attention_decode.cuh).
+__device__ inline void grid_wait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ inline void grid_let_go() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
+}
+__device__ inline void wait_for_inputs() {
+  grid_wait();
+  grid_let_go();
 }
 
 // kernel<<<blocks, threads, 0, stream>>>(args...), checked under `name`. Does not wait for the kernel.

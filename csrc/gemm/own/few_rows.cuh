@@ -3,14 +3,13 @@
 // A block stays and takes one tile of eight of b's rows after another. One warp asks the accelerator for b in chunks of
 // k, into a ring of shared memory; eight warps share a chunk's columns. A tile of b is the narrow operand of the tensor
 // cores' products, all rows of a the wide one. The ring is asked for before the kernel ahead has ended, and leaves room
-// for the blocks of the kernel behind, so that the memory is busy between two of them. A ring is full before its rows
-// of a are there: then L2 is asked for the chunks that follow (kAhead), or the memory would wait. When a block lets the
-// blocks behind start counts, too (kLead: chunks that it lacks then): theirs come at the expense of its own. Eight
-// layers of Llama-2-7B in Q8_0 and its head behind 448 tokens, us by kLead, kAhead on an H100 that read its memory 1.3
-// times slower than others: 12, 0 1,179; 12, 12 1,170; 24, 12 1,151; 12, 24 1,143; 24, 24 1,124. In bf16 at once is
-// best (32 layers on another: 5.12 ms, later 5.3 to 5.5), and L2 is no help: kAhead 0 1,915, 3 1,896, 6 1,952, 12
-// 2,194. Instructions of the accelerator take 50 ns each, whatever they bring: rows of 1 KB were slower than rows of 2
-// KB.
+// for the blocks of the kernel behind, so that the memory is busy between two of them. When a block lets those start
+// counts (kLead: chunks that it lacks then): their rings are filled at the expense of its own. Eight layers of
+// Llama-2-7B in Q8_0 and its head behind 448 tokens, us on an H100: at once 904, when a block lacks 12 chunks 886, 6
+// chunks 880, 3 chunks 911; in bf16 at once is best (1,411, 6 chunks 1,420). Asking L2 for what follows a full ring is
+// no help: 912 while the kernel ahead still reads, 878 behind it. Instructions of the accelerator take 50 ns each,
+// whatever they bring, and a barrier's chunk its time, too: 8 KB a chunk, and 64 lines of L2 asked for by a warp beside
+// it, took 1,145.
 #pragma once
 #include "device/launch.cuh"
 #include "gemm/own/few_rows_storage.cuh"
@@ -19,10 +18,9 @@ namespace ftbert {
 namespace {
 
 constexpr int kMostStages = 16;  // of the ring
+// Two warps add up what all have of a tile, by turns, while the others are at the next tiles: as far as there is room.
+constexpr int kPairs = kFewRowsWarps / 2, kOfPair = 64, kRooms = 2;
 constexpr int kFewRowsReaders = 32 * kFewRowsWarps, kFewRowsThreads = kFewRowsReaders + 32;
-
-__device__ inline void grid_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-__device__ inline void grid_let_go() { asm volatile("griddepcontrol.launch_dependents;"); }
 
 // Of the threads that share a row of a, `threads` (64 or more) of the block's readers, which all come here.
 __device__ inline float sum_of_row(float x, int threads, float* partial) {
@@ -107,11 +105,18 @@ struct LaidRows {
   }
 };
 
-// Thread 8 row + column of the first 64 has one of a tile's sums.
+// Thread 8 row + column of two warps has one of a tile's sums: what is added to it. Loaded before the sum is there.
+template <class E>
+__device__ float addend_of_sum(const FewRows<E>& work, int tile) {
+  const int row = threadIdx.x % kOfPair / kTileRows, column = tile * kTileRows + threadIdx.x % kTileRows;
+  if (row >= work.m || tile * kTileRows >= work.n) return 0;
+  const float bias = work.bias ? to_float(work.bias[column]) : 0;
+  return work.add ? bias + to_float(work.c[static_cast<int64_t>(row) * work.n + column]) : bias;
+}
+
 template <class E>
 __device__ void store_sum(const FewRows<E>& work, int tile, float x) {
-  const int row = threadIdx.x / kTileRows, column = tile * kTileRows + threadIdx.x % kTileRows;
-  if (work.bias) x += to_float(work.bias[column]);
+  const int row = threadIdx.x % kOfPair / kTileRows, column = tile * kTileRows + threadIdx.x % kTileRows;
   const bool there = row < work.m;
   const int64_t at = static_cast<int64_t>(row) * work.n + column;
   if (work.gate == Gate::pairs) {
@@ -121,27 +126,28 @@ __device__ void store_sum(const FewRows<E>& work, int tile, float x) {
     return;
   }
   with_activation(work.activation, [&](auto kind) { x = activate<decltype(kind)::value, E>(x); });
-  if (!there) return;
-  if (work.add) x += to_float(work.c[at]);
-  work.c[at] = from_float<E>(x);
+  if (there) work.c[at] = from_float<E>(x);
 }
 
 template <class E, class Storage>
 __global__ void __launch_bounds__(kFewRowsThreads, 2) few_rows_kernel(const __grid_constant__ FewRows<E> work) {
 #ifdef FTBERT_WGMMA
   extern __shared__ __align__(128) char shared[];
-  __shared__ __align__(8) uint64_t barriers[2 * kMostStages + 1];
-  __shared__ float parts[2][kFewRowsWarps][kTileRows * 8];
+  __shared__ __align__(8) uint64_t barriers[2 * kMostStages + 2 * kRooms + 1];
+  __shared__ float parts[kRooms][kFewRowsWarps][kTileRows * 8];
   __shared__ float partial[kFewRowsWarps];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, stages = work.stages;
   const int steps = work.k / Storage::kStep, chunks = (steps + Storage::kChunkSteps - 1) / Storage::kChunkSteps;
   const int tiles = work.n / kTileRows;
   const auto full = [&](int stage) { return shared_address(barriers + stage); };
   const auto empty = [&](int stage) { return shared_address(barriers + kMostStages + stage); };
-  const uint32_t brought = shared_address(barriers + 2 * kMostStages);
+  const auto parted = [&](int room) { return shared_address(barriers + 2 * kMostStages + room); };
+  const auto summed = [&](int room) { return shared_address(barriers + 2 * kMostStages + kRooms + room); };
+  const uint32_t brought = shared_address(barriers + 2 * kMostStages + 2 * kRooms);
   char* const rows = shared + stages * Storage::kChunk;
   if (threadIdx.x == 0) {
     for (int i = 0; i < stages; ++i) barrier_init(full(i), 1), barrier_init(empty(i), kFewRowsReaders);
+    for (int i = 0; i < kRooms; ++i) barrier_init(parted(i), kFewRowsReaders), barrier_init(summed(i), kOfPair);
     barrier_init(brought, 1);
     barrier_init_fence();
   }
@@ -153,33 +159,26 @@ __global__ void __launch_bounds__(kFewRowsThreads, 2) few_rows_kernel(const __gr
     if (++stage == stages) stage = 0, parity ^= 1;
   };
   if (warp == kFewRowsWarps) {
-    // A block's chunks in their order: tile by tile.
-    struct Place {
-      int tile, first, number;
-    } asked{static_cast<int>(blockIdx.x), 0, 0}, ahead = asked;
-    const auto go_on = [&](Place& place, int count) {
-      place.first += count * Storage::kChunkSteps, place.number += count;
-      while (place.first >= steps && place.tile < tiles)
-        place.first -= chunks * Storage::kChunkSteps, place.tile += static_cast<int>(gridDim.x);
-    };
-    const auto steps_at = [&](const Place& place) { return min(Storage::kChunkSteps, steps - place.first); };
-    for (go_on(ahead, stages); asked.tile < tiles; go_on(asked, 1)) {
-      if (asked.number >= stages) barrier_wait(empty(stage), parity ^ 1);
-      Storage::ask(work, asked.tile, asked.first, steps_at(asked), shared_address(shared + stage * Storage::kChunk),
-                   full(stage));
-      __syncwarp();
-      next();
-      if constexpr (Storage::kAhead > 0) {
-        if (asked.number + 1 < stages) continue;
-        for (; ahead.tile < tiles && ahead.number <= asked.number + Storage::kAhead; go_on(ahead, 1))
-          Storage::prefetch(work, ahead.tile, ahead.first, steps_at(ahead));
+    bool full_once = false;
+    for (int tile = blockIdx.x; tile < tiles; tile += static_cast<int>(gridDim.x)) {
+      for (int first = 0; first < steps; first += Storage::kChunkSteps) {
+        if (full_once) barrier_wait(empty(stage), parity ^ 1);
+        Storage::ask(work, tile, first, min(Storage::kChunkSteps, steps - first),
+                     shared_address(shared + stage * Storage::kChunk), full(stage));
+        __syncwarp();
+        next();
+        full_once = full_once || stage == 0;
       }
     }
     return;
   }
 
+  const int grid = static_cast<int>(gridDim.x);
+  float addend = 0;  // of this thread's next sum
+  const auto load_first_addend = [&] { addend = addend_of_sum(work, static_cast<int>(blockIdx.x) + warp / 2 * grid); };
   if (work.prepared) {
     grid_wait();
+    load_first_addend();
     if (threadIdx.x == 0) {
       const int scales = Storage::scale_bytes(work.m, work.k);
       barrier_expect(brought, work.m * work.prepared_bytes + scales);
@@ -194,36 +193,43 @@ __global__ void __launch_bounds__(kFewRowsThreads, 2) few_rows_kernel(const __gr
   } else {
     const LaidRows<E> laid(work);
     grid_wait();
+    load_first_addend();
     laid.template lay<Storage>(work, rows, partial);
     named_barrier_wait(1, kFewRowsReaders);
   }
-  int turn = 0, left = (tiles - static_cast<int>(blockIdx.x) + static_cast<int>(gridDim.x) - 1) /
-                       static_cast<int>(gridDim.x) * chunks;
+  int left = (tiles - static_cast<int>(blockIdx.x) + grid - 1) / grid * chunks;
   bool let_go = false;
-  for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+  for (int tile = blockIdx.x, turn = 0; tile < tiles; tile += grid, ++turn) {
     float sums[4] = {};
     for (int chunk = 0; chunk < chunks; ++chunk) {
       barrier_wait(full(stage), parity);
       if (--left <= work.lead && !let_go) grid_let_go(), let_go = true;
       const char* const from = shared + stage * Storage::kChunk;
+      const int there = steps - chunk * Storage::kChunkSteps;
+      const auto add = [&](int at) { Storage::add(work, from, rows, chunk * Storage::kChunkSteps + at, at, sums); };
+      if (there >= Storage::kChunkSteps) {
 #pragma unroll
-      for (int i = 0; i < Storage::kStepsOfWarp; ++i) {
-        const int at = warp * Storage::kStepsOfWarp + i, step = chunk * Storage::kChunkSteps + at;
-        if (step < steps) Storage::add(work, from, rows, step, at, sums);
+        for (int i = 0; i < Storage::kStepsOfWarp; ++i) add(i * kFewRowsWarps + warp);
+      } else {
+#pragma unroll 1
+        for (int at = warp; at < there; at += kFewRowsWarps) add(at);
       }
       barrier_arrive(empty(stage));
       next();
     }
-    parts[turn][warp][lane * 2] = sums[0];
-    parts[turn][warp][lane * 2 + 1] = sums[1];
-    named_barrier_wait(1, kFewRowsReaders);
-    if (threadIdx.x < kTileRows * 8) {
-      float x = 0;
+    const int room = turn % kRooms, parity_of_room = turn / kRooms % 2;
+    if (turn >= kRooms) barrier_wait(summed(room), parity_of_room ^ 1);
+    parts[room][warp][lane * 2] = sums[0];
+    parts[room][warp][lane * 2 + 1] = sums[1];
+    barrier_arrive(parted(room));
+    if (turn % kPairs != warp / 2) continue;
+    barrier_wait(parted(room), parity_of_room);
+    float x = addend;
 #pragma unroll
-      for (int i = 0; i < kFewRowsWarps; ++i) x += parts[turn][i][threadIdx.x];
-      store_sum(work, tile, x);
-    }
-    turn ^= 1;
+    for (int i = 0; i < kFewRowsWarps; ++i) x += parts[room][i][threadIdx.x % kOfPair];
+    barrier_arrive(summed(room));
+    store_sum(work, tile, x);
+    addend = addend_of_sum(work, tile + kPairs * grid);
   }
 #else
   no_warpgroups();

@@ -55,13 +55,6 @@ __device__ inline void multiply_add_int8(int (&d)[4], uint32_t a0, uint32_t a2, 
                : "r"(a0), "r"(0), "r"(a2), "r"(0), "r"(b0), "r"(b1));
 }
 
-// Asks the L2 cache for so many bytes; all lanes of the warp come.
-__device__ inline void prefetch_to_l2(const char* from, int bytes) {
-  constexpr int kLine = 128;
-  for (int at = static_cast<int>(threadIdx.x) % 32 * kLine; at < bytes; at += 32 * kLine)
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(from + at));
-}
-
 // How b is stored, how a is laid out beside it, and a step of k: what one access of a warp's lanes to b covers. Lane
 // 4 g + t has row g of the tile.
 
@@ -73,7 +66,7 @@ struct PlainRows {
   static constexpr int kSegment = kChunkSteps * kStep * static_cast<int>(sizeof(E));
   static constexpr int kSpread = kSegment + 64;  // between rows in shared memory: eight lanes then meet all banks
   static constexpr int kChunk = kTileRows * kSpread;
-  static constexpr int kLead = 1 << 30, kAhead = 0;
+  static constexpr int kLead = 1 << 30;
 
   __device__ static void ask(const FewRows<E>& work, int tile, int step, int steps, uint32_t to, uint32_t full) {
     const int lane = threadIdx.x % 32, bytes = steps * kStep * static_cast<int>(sizeof(E));
@@ -107,11 +100,11 @@ struct PlainRows {
 // b in Q8_0, as core/q8_0.h lays it out; rows of a become Q8_1: int8, and behind them for 32 columns each a float.
 template <class E>
 struct Q8Tiles {
-  static constexpr int kStepsOfWarp = 2, kChunkSteps = kFewRowsWarps * kStepsOfWarp;
+  static constexpr int kStepsOfWarp = 4, kChunkSteps = kFewRowsWarps * kStepsOfWarp;
   static constexpr int kStep = kQ8TileDepth, kNumbers = kTileRows * kStep;  // bytes of a step, and of its scales
   static constexpr int kScales = kTileRows * kStep / kQ8Block * static_cast<int>(sizeof(half_t));
   static constexpr int kChunk = kChunkSteps * (kNumbers + kScales);
-  static constexpr int kLead = 24, kAhead = 24;
+  static constexpr int kLead = 6;
 
   __device__ static void ask(const FewRows<E>& work, int tile, int step, int steps, uint32_t to, uint32_t full) {
     if (threadIdx.x % 32 != 0) return;
@@ -120,13 +113,6 @@ struct Q8Tiles {
     bulk_load(to, static_cast<const char*>(work.b) + first * kNumbers, steps * kNumbers, full);
     const auto* const scales = reinterpret_cast<const char*>(q8_0_scales(work.b, work.n, work.k));
     bulk_load(to + kChunkSteps * kNumbers, scales + first * kScales, steps * kScales, full);
-  }
-
-  __device__ static void prefetch(const FewRows<E>& work, int tile, int step, int steps) {
-    const int64_t first = static_cast<int64_t>(tile) * (work.k / kStep) + step;
-    prefetch_to_l2(static_cast<const char*>(work.b) + first * kNumbers, steps * kNumbers);
-    prefetch_to_l2(reinterpret_cast<const char*>(q8_0_scales(work.b, work.n, work.k)) + first * kScales,
-                   steps * kScales);
   }
 
   // Floats between two rows' scales: odd, so that eight rows meet eight banks.

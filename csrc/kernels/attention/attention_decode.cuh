@@ -102,6 +102,14 @@ __device__ float dot_of_lanes(const float (&x)[kNumbers], const float (&y)[kNumb
   return dot;
 }
 
+// How many have arrived before. By a thread whose block has a barrier before it and behind it: what blocks have stored
+// before they arrive, those that arrive later can read behind it.
+__device__ inline int arrive_at(int32_t* arrivals) {
+  int before;
+  asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], 1;" : "=r"(before) : "l"(arrivals) : "memory");
+  return before;
+}
+
 // grid: heads of keys * blocks_a_head, splits, sequences. A sequence's keys are divided evenly among its splits, in
 // steps; those that get none leave, and nobody waits for them.
 template <class E, int kHeadSize, int kHeads>
@@ -128,7 +136,7 @@ __global__ void __launch_bounds__(kDecodeThreads, 2) attention_decode_kernel(con
     query = __ldcg(p.cu_q + sequence), queries = __ldcg(p.cu_q + sequence + 1) - query;
     first_key = __ldcg(p.begin_k + sequence), keys = __ldcg(p.end_k + sequence) - first_key;
   };
-  if (!p.early) wait_for_inputs();
+  if (!p.early) grid_wait();
   read_offsets();
   const bool adds = p.added.keys != nullptr;
   const int place =
@@ -174,7 +182,7 @@ __global__ void __launch_bounds__(kDecodeThreads, 2) attention_decode_kernel(con
   };
   if (p.early) {
     if (adds && queries > 0 && split < live) ask_first();  // else the kernel ahead may still write the last of them
-    wait_for_inputs();
+    grid_wait();
   }
   if (queries <= 0 || split >= live) return;
   if (!p.early || !adds) ask_first();
@@ -231,11 +239,18 @@ __global__ void __launch_bounds__(kDecodeThreads, 2) attention_decode_kernel(con
       for (int i = 0; i < kNumbers; ++i) running[h].sum[i] = sub == 0 ? numbers[i] : 0.0f;
   }
   int stage = 0;
+  // What the kernel behind asks the memory for comes behind this block's last round.
+  const auto let_go_behind = [&](int next) {
+    if (next >= stored_end) grid_let_go();
+  };
+  let_go_behind(own_first + (Shape::kStages - 1) * Shape::kStep);
 #pragma unroll 1
   for (int first = own_first; first < stored_end; first += Shape::kStep) {
     copy_async_wait<Shape::kStages - 2>();
     // Into the memory of the round before, which is multiplied.
-    ask(first + (Shape::kStages - 1) * Shape::kStep, stage == 0 ? Shape::kStages - 1 : stage - 1);
+    const int asked = first + (Shape::kStages - 1) * Shape::kStep;
+    ask(asked, stage == 0 ? Shape::kStages - 1 : stage - 1);
+    let_go_behind(asked + Shape::kStep);
     const auto read = [&](int half, int u, Chunk(&chunks)[kOwn]) {
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) {
@@ -335,12 +350,10 @@ __global__ void __launch_bounds__(kDecodeThreads, 2) attention_decode_kernel(con
   }
   if (live == 1) return;
 
-  __threadfence();
   __syncthreads();
-  if (thread == 0) last = atomicAdd(p.arrivals + pair, 1) == live - 1;
+  if (thread == 0) last = arrive_at(p.arrivals + pair) == live - 1;
   __syncthreads();
   if (!last) return;
-  __threadfence();
   if (thread == 0) p.arrivals[pair] = 0;  // all that count have
 #pragma unroll 1
   for (int h = warp; h < kHeads; h += kDecodeWarps) {
