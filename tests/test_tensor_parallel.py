@@ -105,6 +105,31 @@ def test_rows_that_no_vector_fills(place: Place) -> None:
         assert_close(got, want, atol=limit(place), rtol=limit(place))
 
 
+def test_sums_that_are_sent_and_sums_that_are_read(place: Place) -> None:
+    """Two GPUs send parts of up to 32 MiB, and read larger ones where they are: both, and from one to the other."""
+    reference = make_bert(hidden_size=256, num_attention_heads=4)
+    alone, shared = both(reference, place, 2)
+    most = 300 if place.device == "cpu" else 2**25 // (256 * torch.finfo(place.dtype).bits // 8)
+    for rows in (3, most // 2, most + 500, 5, most + 500, most + 400, most // 2, 3):
+        ids = torch.randint(5, 120, (rows,), device=place.device)
+        cu = torch.tensor([*range(0, rows, 100), rows], dtype=torch.int32, device=place.device)
+        want, got = (one.forward_packed(ids, cu, 100, want="tokens") for one in (alone, shared))
+        assert_close(got, want, atol=limit(place), rtol=limit(place), what=f"{rows} rows")
+
+
+def test_what_is_no_number_reaches_its_text_alone(place: Place, tmp_path: Path) -> None:
+    """Words that say that nothing has come yet are NaN as well."""
+    reference = make_bert()
+    with torch.no_grad():
+        reference.embeddings.word_embeddings.weight[7] = float("nan")
+    reference.save_pretrained(tmp_path / "a")
+    _, shared = both(tmp_path / "a", place, 2)
+    ids = torch.full((3, 10), 8, device=place.device)
+    ids[1, 4] = 7
+    numbers = shared(ids).last_hidden_state.isnan().flatten(1)
+    assert not numbers[[0, 2]].any() and numbers[1].all()
+
+
 def assert_near(got: Any, want: Any) -> None:
     """Rows of half as many columns have scales of their own."""
     assert (got.last_hidden_state - want.last_hidden_state).norm() <= 0.03 * want.last_hidden_state.norm()

@@ -10,7 +10,7 @@
 #include "binding/tensors.h"
 #include "core/communicator.h"
 #include "core/graph.h"
-#include "kernels/kernels.h"
+#include "layers/rank_sum.h"
 
 namespace ftbert::binding {
 
@@ -27,25 +27,13 @@ double seconds_of_sum(const at::Device& device, Communicator<Device>& ranks, int
   ranks.reserve(x.nbytes());
   const auto add_up = [&](Context<Device> context) {
     if constexpr (std::is_same_v<Device, Cuda>) context.overlap = false;  // a sum behind a sum: device/peers.cuh
-    for (int turn = 0; turn < kTimes; ++turn) {
-      if constexpr (kNormsAddParts<Device>) {
-        if (const PeerParts parts = ranks.parts(x.nbytes(), turn % 2); parts && adds_parts<T>(cols)) {
-          ranks.launch_together(context, [&] {
-            add_bias_input_layernorm(context, PartialSums<T>{parts}, static_cast<const T*>(nullptr), data<T>(x), norm,
-                                     rows, cols, Output<T>{.normed = data<T>(x)});
-          });
-          continue;
-        } else if (parts) {
-          ranks.launch_together(context, [&] { all_reduce(context, parts, rows * cols, data<T>(x)); });
-          add_bias_input_layernorm(context, data<T>(x), static_cast<const T*>(nullptr), data<T>(x), norm, rows, cols,
-                                   Output<T>{.normed = data<T>(x)});
-          continue;
-        }
-      }
-      ranks.all_reduce(context, kDType<T>, data<T>(x), rows * cols);
-      add_bias_input_layernorm(context, data<T>(x), static_cast<const T*>(nullptr), data<T>(x), norm, rows, cols,
-                               Output<T>{.normed = data<T>(x)});
-    }
+    const auto norm_behind = [&](const auto& sum) {
+      norm_of(context, &ranks, sum, static_cast<const T*>(nullptr), data<T>(x), norm, rows, cols,
+              Output<T>{.normed = data<T>(x)});
+    };
+    const auto no_product = [](T* at) -> const T* { return at; };
+    for (int turn = 0; turn < kTimes; ++turn)
+      with_sum_over_ranks(context, ranks, turn % 2, rows, rows, cols, data<T>(x), no_product, norm_behind);
   };
   const auto stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
   std::unique_ptr<LaunchGraph> graph;

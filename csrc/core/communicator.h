@@ -28,6 +28,10 @@ struct PeerParts {
   int rank = 0, size = 0;        // size 0: parts do not lie in such memory
   void* parts[kMostRanks] = {};  // by rank
   uint32_t* arrivals[kMostRanks] = {};
+  // Of small sums, memory of each rank into which the others send their parts, inbox_bytes for each sender: half of the
+  // way that flags and reading take. Between kernels all of it says that nothing has come. inbox_bytes 0: none.
+  void* inboxes[kMostRanks] = {};
+  size_t inbox_bytes = 0;
   const volatile int32_t* stop = nullptr;  // of the host: not 0 where a rank has failed, for which nobody waits
 
   explicit operator bool() const { return size > 0; }

@@ -20,6 +20,10 @@ namespace {
 
 constexpr size_t kMostBlocks = 8192;            // of a kernel whose blocks are all there at once
 constexpr size_t kLeastPart = size_t{1} << 20;  // bytes
+// Parts of all ranks together that are sent: larger ones, which take as much memory as twice these, are read where they
+// are. On two H100, sum and norm of rows of 4,096 fp16, us sent and read: 32 rows 5.4 and 6.8, 512 19 and 24, 4,096 101
+// and 112.
+constexpr size_t kMostSent = size_t{64} << 20;  // bytes
 constexpr size_t kArrivalBytes = kMostBlocks * 2 * PeerParts::kMostRanks * sizeof(uint32_t);
 
 void check_equal(int one, int other) {
@@ -107,6 +111,7 @@ class CudaRanks : public RankGroup<Cuda> {
     for (size_t rank = 0; rank < devices_.size(); ++rank) {
       const DeviceGuard guard(devices_[rank]);
       FTBERT_CUDA_CHECK(cudaMemset(arrivals_[rank]->data(), 0, kArrivalBytes));
+      for (const auto& [bytes, room] : rooms_) empty(room, rank);
     }
     synchronize();
     *stop_ = 0;
@@ -145,27 +150,49 @@ class CudaRanks : public RankGroup<Cuda> {
     }
   }
 
+  // Of sums of up to a number of bytes, of each rank and for two turns.
+  struct Room {
+    std::vector<std::unique_ptr<PeerMemory>> parts, inboxes;
+    size_t inbox_bytes = 0;  // of an inbox, from one sender
+  };
+
   // Memory of a power of two is there for each size of call, and stays: recorded launches know where it lies, and all
   // ranks take the same.
   size_t reserve(size_t bytes) {
-    const size_t room = std::max(kLeastPart, std::bit_ceil(bytes));
+    const size_t each = std::max(kLeastPart, std::bit_ceil(bytes));
     const std::lock_guard lock(mutex_);
-    std::vector<std::unique_ptr<PeerMemory>>& lies = parts_[room];
-    if (!lies.empty()) return room;
-    std::vector<std::unique_ptr<PeerMemory>> made;
-    for (const int device : devices_) made.push_back(std::make_unique<PeerMemory>(device, 2 * room));
-    lies = std::move(made);
-    return room;
+    if (rooms_.contains(each)) return each;
+    Room made;
+    if (each * devices_.size() <= kMostSent) made.inbox_bytes = each;
+    for (const int device : devices_) {
+      made.parts.push_back(std::make_unique<PeerMemory>(device, 2 * each));
+      if (made.inbox_bytes > 0)
+        made.inboxes.push_back(std::make_unique<PeerMemory>(device, 2 * devices_.size() * made.inbox_bytes));
+    }
+    for (size_t rank = 0; rank < devices_.size(); ++rank) empty(made, rank);
+    synchronize();
+    rooms_.emplace(each, std::move(made));
+    return each;
   }
 
-  PeerParts parts(int64_t rank, size_t room, int turn) {
+  // Nothing has come. Not waited for.
+  void empty(const Room& room, size_t rank) const {
+    if (room.inbox_bytes == 0) return;
+    const DeviceGuard guard(devices_[rank]);
+    FTBERT_CUDA_CHECK(cudaMemset(room.inboxes[rank]->data(), 0xff, 2 * devices_.size() * room.inbox_bytes));
+  }
+
+  PeerParts parts(int64_t rank, size_t each, int turn) {
     PeerParts all;
     all.rank = static_cast<int>(rank), all.size = static_cast<int>(devices_.size()), all.stop = stop_;
     const std::lock_guard lock(mutex_);
-    const std::vector<std::unique_ptr<PeerMemory>>& lies = parts_.at(room);
+    const Room& room = rooms_.at(each);
+    all.inbox_bytes = room.inbox_bytes;
     for (size_t one = 0; one < devices_.size(); ++one) {
-      all.parts[one] = static_cast<char*>(lies.at(one)->data()) + turn * room;
+      all.parts[one] = static_cast<char*>(room.parts[one]->data()) + turn * each;
       all.arrivals[one] = static_cast<uint32_t*>(arrivals_[one]->data());
+      if (room.inbox_bytes == 0) continue;
+      all.inboxes[one] = static_cast<char*>(room.inboxes[one]->data()) + turn * devices_.size() * room.inbox_bytes;
     }
     return all;
   }
@@ -175,7 +202,7 @@ class CudaRanks : public RankGroup<Cuda> {
   int32_t* stop_ = nullptr;
   std::vector<std::unique_ptr<PeerMemory>> arrivals_;
   std::mutex mutex_;
-  std::map<size_t, std::vector<std::unique_ptr<PeerMemory>>> parts_;  // by bytes of a part, of each rank two
+  std::map<size_t, Room> rooms_;  // by bytes of a part
   std::vector<std::unique_ptr<Rank>> ranks_;
 };
 

@@ -1,11 +1,11 @@
 // The residual stream, and the only place where a block's result meets it.
 #pragma once
-#include "core/communicator.h"
 #include "core/device.h"
 #include "kernels/kernels.h"
 #include "layers/batch.h"
 #include "layers/buffers.h"
 #include "layers/deferred_norm.h"
+#include "layers/rank_sum.h"
 #include "model/weights.h"
 
 namespace ftbert {
@@ -84,11 +84,7 @@ void project_and_add(Context<Device>& context, const BlockEnd<T>& end, const Ope
         linear_norm<Device, T>(context, block, a, chunk.computed, first, rows, b.exchanged_moments, to))
       return;
   const auto norm = [&](const auto& x, const T* bias, const T* input, const Norm<T>& norm, const Output<T>& out) {
-    const auto launch = [&] { add_bias_input_layernorm(context, x, bias, input, norm, rows, cols, out); };
-    if constexpr (std::is_same_v<std::decay_t<decltype(x)>, PartialSums<T>>)
-      context.communicator->launch_together(context, launch);
-    else
-      launch();
+    norm_of(context, context.communicator, x, bias, input, norm, rows, cols, out);
   };
   const auto norms = [&](const auto& y) {
     if (end.result) {
@@ -103,18 +99,8 @@ void project_and_add(Context<Device>& context, const BlockEnd<T>& end, const Ope
     return linear(context, block, a, chunk.computed, {}, Operand::of(at)).template as<T>();
   };
   if (block.shard.whole()) return norms(product(b.projected));
-  Communicator<Device>& ranks = *context.communicator;
-  if constexpr (kNormsAddParts<Device>)
-    if (const PeerParts all = ranks.parts(chunk.computed * cols * sizeof(T), end.turn)) {
-      product(static_cast<T*>(all.parts[all.rank]));
-      if (adds_parts<T>(cols)) return norms(PartialSums<T>{all});
-      ranks.launch_together(context, [&] { all_reduce(context, all, rows * cols, b.projected); });
-      return norms(b.projected);
-    }
-  const T* const part = product(b.projected);
-  if (part != b.projected) copy_on_device(context, part, b.projected, rows * cols * sizeof(T));
-  ranks.all_reduce(context, kDType<T>, b.projected, rows * cols);
-  norms(b.projected);
+  with_sum_over_ranks(context, *context.communicator, end.turn, chunk.computed, rows, cols, b.projected, product,
+                      norms);
 }
 
 }  // namespace ftbert

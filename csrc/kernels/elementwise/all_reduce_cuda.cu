@@ -30,8 +30,10 @@ __global__ void __launch_bounds__(kThreads) all_reduce_kernel(const PeerParts pa
 }  // namespace
 
 template <class T>
-void all_reduce(Context<Cuda>& context, const PeerParts& parts, int64_t count, T* x) {
+void all_reduce(Context<Cuda>& context, const PeerParts& all, int64_t count, T* x) {
   if (count == 0) return;
+  PeerParts parts = all;
+  parts.inbox_bytes = 0;  // it reads them where they are
   with_width<kWidth<T>>(vectorizable(kWidth<T>, count, x), [&]<int W>() {
     const int64_t blocks = (count / W + kThreads - 1) / kThreads;
     launch_overlapped(context, "kernel all_reduce", all_reduce_kernel<native_t<T>, W>,

@@ -1,15 +1,53 @@
-// out = norm(sum over ranks of x + bias + input), each rank reading the parts of all: a one-shot all-reduce, bias,
-// residual and norm in one kernel.
+// out = norm(sum over ranks of x + bias + input), each rank reading the parts of all, or having them sent: a one-shot
+// all-reduce, bias, residual and norm in one kernel.
 #include "core/check.h"
 #include "core/cuda_check.h"
 #include "core/dispatch.h"
 #include "device/launch.cuh"
+#include "device/mma.cuh"
 #include "device/peers.cuh"
 #include "kernels/kernels.h"
 #include "kernels/norm/norm_row.cuh"
 
 namespace ftbert {
 namespace {
+
+// Sends this rank's part of a row to the others.
+template <class Shape, class E>
+__device__ void send_row(const PeerParts& all, int64_t at, int cols, int lane) {
+  Packed<E, Shape::kWidth> packs[Shape::kPacks];
+  load_row<Shape>(static_cast<const E*>(all.parts[all.rank]) + at, cols, lane, packs);
+  for (int other = 0; other < all.size; ++other) {
+    if (other == all.rank) continue;
+#pragma unroll
+    for (int i = 0; i < Shape::kPacks; ++i) {
+      const int col = (i * Shape::kThreads + lane) * Shape::kWidth;
+      if (col < cols) send_words(inbox_place(all, other, all.rank, (at + col) * sizeof(E)), packs[i].bits);
+    }
+  }
+}
+
+// What another rank has sent of a row, when it has come.
+template <class Shape, class E>
+__device__ void receive_row(const PeerParts& all, int from, int64_t at, int cols, int lane,
+                            Packed<E, Shape::kWidth> (&packs)[Shape::kPacks]) {
+  const auto each = [&](const auto& visit) {
+#pragma unroll
+    for (int i = 0; i < Shape::kPacks; ++i) {
+      const int col = (i * Shape::kThreads + lane) * Shape::kWidth;
+      if (col < cols) visit(packs[i], inbox_place(all, all.rank, from, (at + col) * sizeof(E)));
+    }
+  };
+#pragma unroll
+  for (int i = 0; i < Shape::kPacks; ++i) packs[i] = Packed<E, Shape::kWidth>::zero();
+  PeerWait wait(all);
+  bool came;
+  do {
+    came = true;
+    each([&](auto& pack, const void* there) { came = receive_words(there, pack.bits) && came; });
+  } while (!came && wait.goes_on());
+  each([](auto&, void* there) { forget_words(there); });
+}
 
 // The sum of this thread's packs of a row, by rank, so that every rank adds in the same order.
 template <class Shape, class E>
@@ -18,7 +56,10 @@ __device__ void add_parts(const PeerParts& all, int64_t at, int cols, int lane,
   constexpr int W = Shape::kWidth, P = Shape::kPacks;
   Packed<E, W> packs[2][P];  // under way at once
   const auto load = [&](int rank, Packed<E, W>(&to)[P]) {
-    load_row<Shape>(static_cast<const E*>(all.parts[rank]) + at, cols, lane, to);
+    if (all.inbox_bytes > 0 && rank != all.rank)
+      receive_row<Shape>(all, rank, at, cols, lane, to);
+    else
+      load_row<Shape>(static_cast<const E*>(all.parts[rank]) + at, cols, lane, to);
   };
   load(0, packs[0]);
   load(1, packs[1]);
@@ -43,6 +84,28 @@ __device__ void add_parts(const PeerParts& all, int64_t at, int cols, int lane,
   }
 }
 
+// A row's vectors in shared memory, [3][cols]; in registers they would leave room for half as many rows.
+template <class E>
+struct SharedVectors {
+  E* rows;
+
+  // Asks for them; what is null becomes zeros. They are there after `come` and a barrier of the block.
+  __device__ void ask(int which, const E* from, int cols) const {
+    constexpr int W = kWidth<E>;
+    for (int col = static_cast<int>(threadIdx.x) * W; col < cols; col += static_cast<int>(blockDim.x) * W) {
+      E* const to = rows + which * cols + col;
+      if (from != nullptr)
+        copy_async16(shared_address(to), from + col, true);
+      else
+        Packed<E, W>::zero().store(to);
+    }
+  }
+  __device__ static void come() {
+    copy_async_commit();
+    copy_async_wait<0>();
+  }
+};
+
 // Copy: nothing, or E4m3Rows, and then out may be null. sum and out may alias input.
 template <class Shape, class E, class Rule, class... Copy>
 __global__ void __launch_bounds__(Shape::kMaxThreads, 1)
@@ -51,27 +114,36 @@ __global__ void __launch_bounds__(Shape::kMaxThreads, 1)
   constexpr int W = Shape::kWidth, P = Shape::kPacks;
   const Rule rule{eps, offset};
   const PeerMeeting others(parts);
-  wait_for_inputs();
-  (copy.read_scale(), ...);
   RowWalk<Shape> walk;
-  Packed<E, W> b[P], g[P], h[P];
-  load_row<Shape>(bias, cols, walk.lane, b);
-  load_row<Shape>(gamma, cols, walk.lane, g);
-  load_row<Shape>(beta, cols, walk.lane, h);
+  extern __shared__ __align__(16) char shared[];
+  const SharedVectors<E> vectors{reinterpret_cast<E*>(shared)};
+  vectors.ask(0, bias, cols), vectors.ask(1, gamma, cols), vectors.ask(2, beta, cols);
+  wait_for_inputs();
+  const auto send = [&](int64_t row) {
+    if (parts.inbox_bytes > 0 && row < rows) send_row<Shape, E>(parts, row * cols, cols, walk.lane);
+  };
+  send(walk.row);
+  (copy.read_scale(), ...);
   Packed<E, W> c[P];  // of the next row; the first comes while the others are awaited
   const auto load_input = [&] {
     load_row<Shape>(input && walk.row < rows ? input + walk.row * cols : nullptr, cols, walk.lane, c);
   };
   load_input();
+  vectors.come();
   others.meet();
   while (walk.row < rows) {
     const int64_t at = walk.row * cols;
+    send(walk.row + walk.step);  // while this one is awaited
     float x[P][W];
     add_parts<Shape, E>(parts, at, cols, walk.lane, x);
     const auto first = [&](int i, float (&of_x)[W]) {
 #pragma unroll
       for (int w = 0; w < W; ++w) of_x[w] = x[i][w];
     };
+    Packed<E, W> b[P], g[P], h[P];
+    load_row<Shape>(vectors.rows, cols, walk.lane, b);
+    load_row<Shape>(vectors.rows + cols, cols, walk.lane, g);
+    load_row<Shape>(vectors.rows + 2 * cols, cols, walk.lane, h);
     norm_packs<Shape>(first, b, c, g, h, !std::is_same_v<Rule, NoRule>, rule, cols, walk.lane, sum ? sum + at : nullptr,
                       out, at, copy...);
     walk.row += walk.step;
@@ -84,7 +156,7 @@ template <int kWidth, class Launch>
 void with_shape(int64_t cols, const Launch& launch) {
   const int64_t packs = cols / kWidth;
   if (packs <= 128) return launch(RowShape<kWidth, 32, 4>());
-  if (packs <= 256) return launch(RowShape<kWidth, 128, 2>());
+  if (packs <= 512) return launch(RowShape<kWidth, 256, 2>());
   launch(RowShape<kWidth, 256, 4>());
 }
 
@@ -104,11 +176,12 @@ void add_bias_input_layernorm(Context<Cuda>& context, const PartialSums<T>& x, c
     with_shape<kWidth<T>>(cols, [&]<class Shape>(Shape) {
       with_norm_rule(norm, [&]<class Rule>() {
         const auto kernel = all_reduce_layernorm_kernel<Shape, native_t<T>, Rule, Copy...>;
+        const size_t shared = 3 * cols * sizeof(T);
         int fitting = 0;
-        FTBERT_CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&fitting, kernel, Shape::kMaxThreads, 0));
+        FTBERT_CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&fitting, kernel, Shape::kMaxThreads, shared));
         RowLaunch on = row_launch<Shape>(rows, context.sm_count);
         on.blocks = std::min(on.blocks, static_cast<unsigned>(fitting * context.sm_count));
-        launch_overlapped(context, "kernel all_reduce_layernorm", kernel, on.blocks, on.threads, 0, 1,
+        launch_overlapped(context, "kernel all_reduce_layernorm", kernel, on.blocks, on.threads, shared, 1,
                           static_cast<const PeerParts&>(x), native(bias), native(input), native(norm.gamma),
                           native(norm.beta), norm.eps, rows, cols, native(sum), native(out), norm.offset, beside...);
       });
