@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,23 +126,19 @@ def measure(alone: Any, shared: Any, case: Case, rounds: int) -> dict[str, Any]:
 
 
 def sums_of(shared: Any, case: Case) -> dict[str, Any]:
-    """Microseconds of the kernels that add up: on the first GPU, its waits for the others included, and of each sum on
-    the GPU where it takes least, which waits least."""
+    """Microseconds of the sums of a call, with residual and norm: of their kernels on the first GPU, where they wait
+    for what the other does besides; and of one of many in a row, as all-reduces are measured, its launch included."""
     call = call_of(shared, case)
     seconds(call, shared.device, 5)
     kinds = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=kinds) as found:  # type: ignore[no-untyped-call]
         seconds(call, shared.device, 5)
-    of_each: dict[int, list[float]] = defaultdict(list)
-    for event in sorted(found.events(), key=lambda event: event.time_range.start):
-        if "all_reduce" in event.name:
-            of_each[event.device_index].append(event.self_device_time_total)
-    here = of_each[shared.device.index]
-    shortest = list(map(min, zip(*of_each.values(), strict=True)))
+    events = [event for event in found.events() if "all_reduce" in event.name]
+    here = [event.self_device_time_total for event in events if event.device_index == shared.device.index]
+    in_a_row = [shared.encoder.seconds_of_sum(case.texts * case.tokens) for _ in range(5)]
     return {
         "sums": len(here), "sum_us": statistics.median(here), "least_sum_us": min(here),
-        "shortest_sum_us": statistics.median(shortest),
-        "sums_us": {f"cuda:{at}": statistics.median(taken) for at, taken in of_each.items()},
+        "sum_in_a_row_us": 1e6 * statistics.median(in_a_row),
     }  # fmt: skip
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-# The most that sum, residual and norm of 128 rows of BERT-large may take, in microseconds.
+# The most that sum, residual and norm of 128 rows of BERT-large may take, in microseconds, one behind another.
 SUM_GATE, SUM_CASE = 8.0, "bert-large fp16 1x128"
 _SUMS = {
     "sum_us": "a sum with its norm, us", "least_sum_us": "the fastest",
-    "shortest_sum_us": "on the GPU that waits least",
+    "sum_in_a_row_us": "one behind another",
 }  # fmt: skip
 MOST_DIFFERENCE = 0.02  # of results, relative: rounding of 16-bit sums through all layers
 
@@ -31,6 +31,6 @@ def misses(row: dict[str, Any]) -> list[str]:
         found.append(f"{row['case']}: {row['times_as_fast']:.3f} times as fast, its gate is {row['gate']}")
     if row["difference"] >= MOST_DIFFERENCE:
         found.append(f"{row['case']}: results differ by {row['difference']:.1e}")
-    if row["case"] == SUM_CASE and row["sum_us"] > SUM_GATE:
-        found.append(f"{row['case']}: a sum takes {row['sum_us']:.1f} us, its gate is {SUM_GATE}")
+    if row["case"] == SUM_CASE and row["sum_in_a_row_us"] > SUM_GATE:
+        found.append(f"{row['case']}: a sum takes {row['sum_in_a_row_us']:.1f} us, its gate is {SUM_GATE}")
     return found
