@@ -86,9 +86,6 @@ def load(
     if heads and checkpoint.config.left_out:
         warnings.warn(f"{checkpoint.source.where}: {checkpoint.config.left_out}", stacklevel=2)
     live = source if isinstance(source, torch.nn.Module) else None
-    if len(places) > 1 and parallel == "tensor" and places[0].type == "cuda":
-        words = "parallel='tensor' over the GPUs of a process is experimental: docs/several_gpus.md"
-        warnings.warn(words, stacklevel=2)
     together = places if ranks.size > 1 else places[:1]
     model = Model(*build(checkpoint, together, asked, attention, heads, live, ranks))
     if live is not None:
