@@ -27,6 +27,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import torch  # noqa: E402
 from machine import log, provenance, results_file, write  # noqa: E402
+from replicas_report import lines_of  # noqa: E402
 
 import ftbert  # noqa: E402
 from ftbert.replicas import replicate  # noqa: E402
@@ -106,7 +107,7 @@ def measure(alone: Any, together: Any, options: argparse.Namespace) -> int:
         write(out, document)
     document["batches"] = batches_of_each(together, texts)
     write(out, document)
-    print(report(document))
+    print("\n".join(lines_of(document)))
     log(f"wrote {out}")
     reached = document["rows"][1]["times_one"] >= options.least * count
     return int(not (reached and document["least_cosine"] > 0.999))
@@ -126,16 +127,6 @@ def batches_of_each(model: Any, texts: list[str]) -> dict[str, int]:
     for replica in model.replicas:
         del replica.forward_packed
     return dict(sorted(found.items()))
-
-
-def report(document: dict[str, Any]) -> str:
-    lines = ["| | texts/s | tokens/s | times one |", "|---|---:|---:|---:|"]
-    lines += [
-        f"| {row['name']} | {row['texts_per_s']:,.0f} | {row['tokens_per_s']:,.0f} | {row['times_one']:.2f} |"
-        for row in document["rows"]
-    ]
-    shares = ", ".join(f"{name}: {count}" for name, count in document["batches"].items())
-    return "\n".join([*lines, "", f"batches of {shares}; least cosine {document['least_cosine']:.6f}"])
 
 
 def word(number: int) -> str:

@@ -37,7 +37,7 @@ def gates(document: Document) -> Iterator[str]:
     """Each as met or missed, where the run has both of its sides."""
     for words, value, limit, at_least in _gates(document):
         met = value >= limit if at_least else value <= limit
-        yield f"{'met' if met else 'missed'}: {words}: {value:.3g}, {'at least' if at_least else 'at most'} {limit:g}"
+        yield f"{'met' if met else 'missed'}: {words}: {value:.4g}, {'at least' if at_least else 'at most'} {limit:g}"
 
 
 def failures(document: Document) -> Iterator[str]:

@@ -5,7 +5,8 @@
 
 Reads benchmarks/results/{cuda,cpu}-*.json of bench_model; NAME-base.json, NAME-large.json, ... are parts of one run, on
 several GPUs of one host. int8-accuracy.json is int8_accuracy.py's, norm-*.json bench_norm.py's, norm-training-*.json
-bench_norm_training.py's, decode-*.json bench_decode.py's, tensor-parallel-*.json bench_tensor_parallel.py's.
+bench_norm_training.py's, decode-*.json bench_decode.py's, tensor-parallel-*.json bench_tensor_parallel.py's,
+replicas-*.json bench_replicas.py's.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 import decode_report
 import norm_tables
 import norm_training_report
+import replicas_report
 import tensor_parallel_report
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -115,7 +117,8 @@ def fill_marks(text: str, page: Path = PAGES[0]) -> str:
     `<!-- summary: NAME... -->` and the end come chosen rows of several runs on one kind of device, and between
     `<!-- split: NAME -->` and the end comes where ftbert's time goes at the points that a profiler saw; "served" is for
     results of bench_serve, "accuracy" for those of int8_accuracy, "norms" and "norm-training" for those of bench_norm
-    and bench_norm_training, "decode" for bench_decode's, "ranks" for bench_tensor_parallel's."""
+    and bench_norm_training, "decode" for bench_decode's, "ranks" for bench_tensor_parallel's, "replicas" for
+    bench_replicas'."""
 
     def table(match: re.Match[str]) -> str:
         document = load_runs(f"{match[1]}*.json")[match[1]]
@@ -173,6 +176,12 @@ def fill_marks(text: str, page: Path = PAGES[0]) -> str:
         body = "\n".join([machine_line(document, page), "", *tensor_parallel_report.lines_of(document), "", *missed])
         return f"<!-- ranks: {match[1]} -->\n{body}\n<!-- end -->"
 
+    def replicas(match: re.Match[str]) -> str:
+        document = json.loads((RESULTS / f"{match[1]}.json").read_text(encoding="utf-8")) | {"files": [match[1]]}
+        body = "\n".join([machine_line(document, page), "", *replicas_report.lines_of(document)])
+        return f"<!-- replicas: {match[1]} -->\n{body}\n<!-- end -->"
+
+    text = re.sub(r"<!-- replicas: (\S+) -->.*?<!-- end -->", replicas, text, flags=re.S)
     text = re.sub(r"<!-- ranks: (\S+) -->.*?<!-- end -->", ranks, text, flags=re.S)
     text = re.sub(r"<!-- decode: (\S+) -->.*?<!-- end -->", decode, text, flags=re.S)
     text = re.sub(r"<!-- (norms|norm-training): (\S+) -->.*?<!-- end -->", norms, text, flags=re.S)

@@ -142,11 +142,11 @@ def document() -> dict[str, Any]:
 def test_gates_and_failures() -> None:
     said = list(report.gates(document()))
     assert said == [
-        "met: llama-2-7b, tokens behind 0, ftbert q8_0 to llama.cpp q8_0: 1.33, at least 1.3",
-        "met: llama-2-7b, tokens behind 448, ftbert q8_0 to llama.cpp q8_0: 1.31, at least 1.3",
-        "met: ftbert q8_0, share of copy bandwidth behind 448: 0.938, at least 0.75",
-        "met: ftbert q8_0, step of 8 texts to that of one: 1.47, at most 1.5",
-        "missed: ftbert q8_0, prompt of 512 to its products: 1.33, at most 1.25",
+        "met: llama-2-7b, tokens behind 0, ftbert q8_0 to llama.cpp q8_0: 1.333, at least 1.3",
+        "met: llama-2-7b, tokens behind 448, ftbert q8_0 to llama.cpp q8_0: 1.313, at least 1.3",
+        "met: ftbert q8_0, share of copy bandwidth behind 448: 0.9375, at least 0.75",
+        "met: ftbert q8_0, step of 8 texts to that of one: 1.469, at most 1.5",
+        "missed: ftbert q8_0, prompt of 512 to its products: 1.333, at most 1.25",
         "missed: prompt of 512, ftbert q8_0 to llama.cpp q8_0: 2.25, at least 2.5",
     ]
     on_cpu = document() | {"provenance": {"device": "cpu"}, "model": "smollm2-135m"}

@@ -1,0 +1,18 @@
+"""What a result of bench_replicas.py says. Needs no torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def lines_of(document: dict[str, Any]) -> list[str]:
+    packages = document["provenance"]["packages"]
+    tokenizer = next(f"{name} {packages[name]}" for name in ("nanotoken", "tokenizers") if packages.get(name))
+    lines = [f"| {tokenizer} | texts/s | tokens/s | times one |", "|---|---:|---:|---:|"]
+    lines += [
+        f"| {row['name']} | {row['texts_per_s']:,.0f} | {row['tokens_per_s']:,.0f} | {row['times_one']:.2f} |"
+        for row in document["rows"]
+    ]
+    shares = ", ".join(f"{name}: {count}" for name, count in document["batches"].items())
+    texts = f"{document['texts']:,} texts of {document['tokens'] / document['texts']:.0f} tokens"
+    return [*lines, "", f"{texts}; batches of {shares}; least cosine {document['least_cosine']:.6f}"]
