@@ -83,3 +83,7 @@ def _ratio(peers: dict[str, Any], where: str) -> Iterator[tuple[str, float]]:
     """Ours in Q8_0 to llama.cpp's."""
     if Q8_0 in peers and LLAMA_CPP in peers:
         yield f"{where}, {Q8_0} to {LLAMA_CPP}", peers[Q8_0]["tokens_s"] / peers[LLAMA_CPP]["tokens_s"]
+
+
+def of_page(document: dict[str, Any]) -> list[str]:
+    return [*lines_of(document), "", *(f"- {line}" for line in gates(document))]

@@ -16,7 +16,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,13 +112,31 @@ def load_runs(pattern: str) -> dict[str, Any]:
     return runs
 
 
+def _paragraph(lines: Iterable[str]) -> str:
+    return "\n\n" + "\n".join(lines)
+
+
+# By mark, what follows the line about the machine.
+OF_ONE_FILE: dict[str, Callable[[dict[str, Any]], str]] = {
+    "served": lambda document: (
+        f"; client processes: {document['provenance']['clients']}\n\n{markdown(serve_table(document))}"
+    ),
+    "accuracy": lambda document: f"\n\n{markdown(accuracy_table(document['models']))}",
+    "norms": lambda document: f"\n\n{norm_tables.markdown_of(document, summary=True)}",
+    "norm-training": lambda document: "".join(
+        _paragraph(norm_training_report.lines_of(result)) for result in document["results"]
+    ),
+    "decode": lambda document: _paragraph(decode_report.of_page(document)),
+    "ranks": lambda document: _paragraph(tensor_parallel_report.of_page(document)),
+    "replicas": lambda document: _paragraph(replicas_report.lines_of(document)),
+}
+
+
 def fill_marks(text: str, page: Path = PAGES[0]) -> str:
     """`<!-- results: NAME -->` ... `<!-- end -->` is replaced by the table of results/NAME.json, between
     `<!-- summary: NAME... -->` and the end come chosen rows of several runs on one kind of device, and between
-    `<!-- split: NAME -->` and the end comes where ftbert's time goes at the points that a profiler saw; "served" is for
-    results of bench_serve, "accuracy" for those of int8_accuracy, "norms" and "norm-training" for those of bench_norm
-    and bench_norm_training, "decode" for bench_decode's, "ranks" for bench_tensor_parallel's, "replicas" for
-    bench_replicas'."""
+    `<!-- split: NAME -->` and the end comes where ftbert's time goes at the points that a profiler saw; OF_ONE_FILE has
+    the marks of other benchmarks' results."""
 
     def table(match: re.Match[str]) -> str:
         document = load_runs(f"{match[1]}*.json")[match[1]]
@@ -145,48 +163,12 @@ def fill_marks(text: str, page: Path = PAGES[0]) -> str:
             body = f"One {facts['gpu']}, fp8: the layers' products in E4M3, everything else in 16 bits.\n\n{body}"
         return f"<!-- summary: {match[1]} -->\n{body}\n<!-- end -->"
 
-    def served(match: re.Match[str]) -> str:
-        document = json.loads((RESULTS / f"{match[1]}.json").read_text(encoding="utf-8")) | {"files": [match[1]]}
-        facts = document["provenance"]
-        line = f"{machine_line(document, page)}; client processes: {facts['clients']}"
-        return f"<!-- served: {match[1]} -->\n{line}\n\n{markdown(serve_table(document))}\n<!-- end -->"
-
-    def accuracy(match: re.Match[str]) -> str:
-        document = json.loads((RESULTS / f"{match[1]}.json").read_text(encoding="utf-8")) | {"files": [match[1]]}
-        body = markdown(accuracy_table(document["models"]))
-        return f"<!-- accuracy: {match[1]} -->\n{machine_line(document, page)}\n\n{body}\n<!-- end -->"
-
-    def norms(match: re.Match[str]) -> str:
+    def one_file(match: re.Match[str]) -> str:
         document = json.loads((RESULTS / f"{match[2]}.json").read_text(encoding="utf-8")) | {"files": [match[2]]}
-        if match[1] == "norms":
-            body = norm_tables.markdown_of(document, summary=True)
-        else:
-            body = "\n\n".join("\n".join(norm_training_report.lines_of(result)) for result in document["results"])
-        return f"<!-- {match[1]}: {match[2]} -->\n{machine_line(document, page)}\n\n{body}\n<!-- end -->"
+        body = f"{machine_line(document, page)}{OF_ONE_FILE[match[1]](document)}"
+        return f"<!-- {match[1]}: {match[2]} -->\n{body}\n<!-- end -->"
 
-    def decode(match: re.Match[str]) -> str:
-        document = json.loads((RESULTS / f"{match[1]}.json").read_text(encoding="utf-8")) | {"files": [match[1]]}
-        said = [*decode_report.lines_of(document), "", *(f"- {line}" for line in decode_report.gates(document))]
-        body = "\n".join([machine_line(document, page), "", *said])
-        return f"<!-- decode: {match[1]} -->\n{body}\n<!-- end -->"
-
-    def ranks(match: re.Match[str]) -> str:
-        document = json.loads((RESULTS / f"{match[1]}.json").read_text(encoding="utf-8")) | {"files": [match[1]]}
-        missed = [f"- missed: {words}" for row in document["rows"] for words in tensor_parallel_report.misses(row)]
-        body = "\n".join([machine_line(document, page), "", *tensor_parallel_report.lines_of(document), "", *missed])
-        return f"<!-- ranks: {match[1]} -->\n{body}\n<!-- end -->"
-
-    def replicas(match: re.Match[str]) -> str:
-        document = json.loads((RESULTS / f"{match[1]}.json").read_text(encoding="utf-8")) | {"files": [match[1]]}
-        body = "\n".join([machine_line(document, page), "", *replicas_report.lines_of(document)])
-        return f"<!-- replicas: {match[1]} -->\n{body}\n<!-- end -->"
-
-    text = re.sub(r"<!-- replicas: (\S+) -->.*?<!-- end -->", replicas, text, flags=re.S)
-    text = re.sub(r"<!-- ranks: (\S+) -->.*?<!-- end -->", ranks, text, flags=re.S)
-    text = re.sub(r"<!-- decode: (\S+) -->.*?<!-- end -->", decode, text, flags=re.S)
-    text = re.sub(r"<!-- (norms|norm-training): (\S+) -->.*?<!-- end -->", norms, text, flags=re.S)
-    text = re.sub(r"<!-- accuracy: (\S+) -->.*?<!-- end -->", accuracy, text, flags=re.S)
-    text = re.sub(r"<!-- served: (\S+) -->.*?<!-- end -->", served, text, flags=re.S)
+    text = re.sub(rf"<!-- ({'|'.join(OF_ONE_FILE)}): (\S+) -->.*?<!-- end -->", one_file, text, flags=re.S)
     text = re.sub(r"<!-- summary: (.+?) -->.*?<!-- end -->", summary, text, flags=re.S)
     text = re.sub(r"<!-- results: (\S+) -->.*?<!-- end -->", table, text, flags=re.S)
     return re.sub(r"<!-- split: (\S+) -->.*?<!-- end -->", split, text, flags=re.S)

@@ -34,3 +34,8 @@ def misses(row: dict[str, Any]) -> list[str]:
     if row["case"] == SUM_CASE and row["sum_in_a_row_us"] > SUM_GATE:
         found.append(f"{row['case']}: a sum takes {row['sum_in_a_row_us']:.1f} us, its gate is {SUM_GATE}")
     return found
+
+
+def of_page(document: dict[str, Any]) -> list[str]:
+    missed = [f"- missed: {words}" for row in document["rows"] for words in misses(row)]
+    return [*lines_of(document), "", *missed]
