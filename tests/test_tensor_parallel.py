@@ -117,8 +117,22 @@ def test_sums_that_are_sent_and_sums_that_are_read(place: Place) -> None:
         assert_close(got, want, atol=limit(place), rtol=limit(place), what=f"{rows} rows")
 
 
+@pytest.mark.parametrize("hidden", [2048, 4096, 8192])
+def test_wide_rows(device: str, hidden: int) -> None:
+    """Of each shape of the kernel that adds up, to the widest: 16 KiB."""
+    if device == "cpu":
+        pytest.skip("rows of the CPU are added up by one loop")
+    sizes = {"hidden_size": hidden, "num_attention_heads": hidden // 64, "num_hidden_layers": 1}
+    reference, ids = make_bert(**sizes), torch.randint(5, 120, (2, 20), device=device)
+    for dtype in (torch.float16, torch.float32):
+        place = Place(device, dtype)
+        alone, shared = both(reference, place, 2)
+        want, got = (model(ids).last_hidden_state for model in (alone, shared))
+        assert_close(got, want, atol=limit(place), rtol=limit(place))
+
+
 def test_what_is_no_number_reaches_its_text_alone(place: Place, tmp_path: Path) -> None:
-    """Words that say that nothing has come yet are NaN as well."""
+    """Words that say that nothing has come yet are NaN as well, of bits that no product makes."""
     reference = make_bert()
     with torch.no_grad():
         reference.embeddings.word_embeddings.weight[7] = float("nan")

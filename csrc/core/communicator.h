@@ -28,8 +28,9 @@ struct PeerParts {
   int rank = 0, size = 0;        // size 0: parts do not lie in such memory
   void* parts[kMostRanks] = {};  // by rank
   uint32_t* arrivals[kMostRanks] = {};
-  // Of small sums, memory of each rank into which the others send their parts, inbox_bytes for each sender: half of the
-  // way that flags and reading take. Between kernels all of it says that nothing has come. inbox_bytes 0: none.
+  // Of small sums, memory of each rank into which the others send their parts, inbox_bytes for each sender: one trip
+  // over the link instead of a flag's, a question's and an answer's. A kernel leaves the inboxes of its turn empty.
+  // inbox_bytes 0: there are none.
   void* inboxes[kMostRanks] = {};
   size_t inbox_bytes = 0;
   const volatile int32_t* stop = nullptr;  // of the host: not 0 where a rank has failed, for which nobody waits
@@ -46,7 +47,8 @@ class Communicator {
   // Before a call, and before its ranks agree to launch: it has sums of up to so many bytes. Takes memory for them.
   virtual void reserve(size_t /*bytes*/) {}
   // Where a product leaves its part of a sum of so many bytes, for kernels that add up. Calls come with turn 0 and 1
-  // alternately: what is written next is not what other ranks may still read.
+  // alternately, and from one call of a model to the next: what is written or sent next is not what other ranks may
+  // still read or have not emptied yet.
   virtual PeerParts parts(size_t /*bytes*/, int /*turn*/) { return {}; }
   // Held while a call launches, where ranks in other processes would not notice that calls mix.
   virtual std::unique_lock<std::mutex> alone() { return {}; }

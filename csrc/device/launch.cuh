@@ -10,16 +10,7 @@
 
 namespace ftbert {
 
-// Every kernel that `launch_overlapped` launches comes here before it touches memory that other kernels write or read
-// (prefetching aside, and what is there earlier: weights, keys that earlier steps have stored, counts of a kernel that
-// is not the one ahead): it waits until all that the kernels ahead have written is there, then lets the kernel behind
-// take the room that becomes free. That one waits here in turn. (A compiler may take a load through a const
-// __restrict__ pointer for one that nothing changes, and move it up; nvcc 13.0 moves none in these kernels.)
-//
-// As each lets the next one start only after its own wait, all before the kernel ahead have ended when a kernel starts.
-// Kernels whose time is that of the memory do the two apart, and let go when they have asked for all that they read:
-// what the kernel behind asks for would come at the expense of their own (gemm/own/few_rows.cuh, where a warp that
-// reads weights alone never waits, and attention_decode.cuh).
+// The two halves of wait_for_inputs.
 __device__ inline void grid_wait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -30,6 +21,16 @@ __device__ inline void grid_let_go() {
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
+
+// Every kernel that `launch_overlapped` launches comes here before it touches memory that other kernels write or read
+// (prefetching aside, and what is there earlier: weights, keys that earlier steps have stored, counts of a kernel that
+// is not the one ahead): it waits until all that the kernels ahead have written is there, then lets the kernel behind
+// take the room that becomes free. That one waits here in turn. (A compiler may take a load through a const
+// __restrict__ pointer for one that nothing changes, and move it up; nvcc 13.0 moves none in these kernels.)
+//
+// As each lets the next one start only after its own wait, all before the kernel ahead have ended when a kernel starts.
+// A kernel whose time is that of the memory may let go later, for what the kernel behind asks for comes at the expense
+// of its own: gemm/own/few_rows.cuh, where a warp that reads weights alone never waits, and attention_decode.cuh.
 __device__ inline void wait_for_inputs() {
   grid_wait();
   grid_let_go();
@@ -65,8 +66,8 @@ struct SharedBytes {
   SharedBytes(size_t size, size_t most) : size(size), most(most) {}
 };
 
-// kernel<<<grid, threads, shared, stream>>>(args...), checked under `name`. The kernel must call wait_for_inputs(): its
-// blocks may be there before the kernel ahead has ended.
+// kernel<<<grid, threads, shared, stream>>>(args...), checked under `name`. The kernel must call wait_for_inputs() or
+// grid_wait(): its blocks may be there before the kernel ahead has ended.
 template <class... Parameters, class... Arguments>
 void launch_overlapped(const Context<Cuda>& context, const char* name, void (*kernel)(Parameters...), dim3 grid,
                        unsigned threads, SharedBytes shared, Presence presence, Arguments... arguments) {

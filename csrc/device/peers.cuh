@@ -6,10 +6,6 @@
 
 namespace ftbert {
 
-// Words of PeerParts::arrivals for so many blocks: of each block how often each rank has come there, and how often this
-// rank has been waiting for it.
-constexpr size_t peer_arrival_words(size_t blocks) { return blocks * 2 * PeerParts::kMostRanks; }
-
 // Of this much waiting, in nanoseconds, the kernel makes an error: nobody will come any more.
 constexpr uint64_t kLongestWait = 20'000'000'000;
 
@@ -48,7 +44,7 @@ class PeerMeeting {
   // Called by every thread of every block, behind wait_for_inputs, as a barrier of the block: returns when the kernels
   // ahead of this one have ended on every rank, and what they have written can be read. The grid is the same on each
   // rank, and all of it is there at once. With a rank that has failed (`stop`) it returns at some time, and what is
-  // read then means nothing.
+  // read then means nothing. Where parts are sent it is that barrier alone.
   __device__ void meet() const {
     if (comes()) {
       asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(peers_.arrivals[threadIdx.x] + block() + peers_.rank),
@@ -107,8 +103,8 @@ __device__ inline bool receive_words(const void* from, uint4& x) {
   return x.x != kNothingCame && x.y != kNothingCame && x.z != kNothingCame && x.w != kNothingCame;
 }
 
-// Behind receive_words, by who has received: for the sum after the next. Its sender has then met this rank's kernels of
-// the next one, which begin when this one has ended.
+// Behind receive_words, by who has received: for the sum after the next. Its sender has then received from this rank's
+// kernel of the next one, which begins when this one has ended.
 __device__ inline void forget_words(void* there) {
   *static_cast<uint4*>(there) = {kNothingCame, kNothingCame, kNothingCame, kNothingCame};
 }

@@ -17,9 +17,9 @@ void norm_of(Context<Device>& context, Communicator<Device>* ranks, const Rows& 
     launch();
 }
 
-// norms(x), x the sum over ranks of product(at), [rows, cols] of [computed, cols]. product leaves its part where it is
-// told, or says where else. x is the parts of all ranks, which the first norm's kernel adds up; or rows at `memory`, if
-// they are added up by a kernel of their own or by the communicator. turn: Communicator::parts.
+// product(at) leaves a rank's part, [computed, cols], at `at` or elsewhere, and returns where. norms(x) gets the sum of
+// the first `rows` rows: as the parts of all ranks, which its first norm adds up, or as rows at `memory`, where a
+// kernel of their own or the communicator has added them up. turn: as of Communicator::parts.
 template <class Device, class T, class Product, class Norms>
 void with_sum_over_ranks(Context<Device>& context, Communicator<Device>& ranks, int turn, int64_t computed,
                          int64_t rows, int64_t cols, T* memory, const Product& product, const Norms& norms) {

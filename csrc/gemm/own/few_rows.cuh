@@ -4,12 +4,10 @@
 // k, into a ring of shared memory; eight warps share a chunk's columns. A tile of b is the narrow operand of the tensor
 // cores' products, all rows of a the wide one. The ring is asked for before the kernel ahead has ended, and leaves room
 // for the blocks of the kernel behind, so that the memory is busy between two of them. When a block lets those start
-// counts (kLead: chunks that it lacks then): their rings are filled at the expense of its own. Eight layers of
-// Llama-2-7B in Q8_0 and its head behind 448 tokens, us on an H100: at once 904, when a block lacks 12 chunks 886, 6
-// chunks 880, 3 chunks 911; in bf16 at once is best (1,411, 6 chunks 1,420). Asking L2 for what follows a full ring is
-// no help: 912 while the kernel ahead still reads, 878 behind it. Instructions of the accelerator take 50 ns each,
-// whatever they bring, and a barrier's chunk its time, too: 8 KB a chunk, and 64 lines of L2 asked for by a warp beside
-// it, took 1,145.
+// counts (kLead: chunks that it lacks then): their rings are filled at the expense of its own. To add up what the
+// warps have of a tile takes a while, too: pairs of warps do it by turns, and the others are at the next tiles
+// meanwhile. Instructions of the accelerator take 50 ns each, whatever they bring: rows of 1 KB were slower than rows
+// of 2 KB.
 #pragma once
 #include "device/launch.cuh"
 #include "gemm/own/few_rows_storage.cuh"

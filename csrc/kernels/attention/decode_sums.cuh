@@ -1,4 +1,4 @@
-// Sums over the keys of one query: a lane's, those of neighbouring lanes, and the order of blocks that have some each.
+// What attention_decode does with the sums over a query's keys: of a lane, of neighbouring lanes, of several blocks.
 #pragma once
 #include <cstdint>
 

@@ -177,6 +177,9 @@ void add_bias_input_layernorm(Context<Cuda>& context, const PartialSums<T>& x, c
       with_norm_rule(norm, [&]<class Rule>() {
         const auto kernel = all_reduce_layernorm_kernel<Shape, native_t<T>, Rule, Copy...>;
         const size_t shared = 3 * cols * sizeof(T);
+        // Up to 48 KiB, which with the kernel's own are more than a launch has unasked.
+        FTBERT_CUDA_CHECK(
+            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
         int fitting = 0;
         FTBERT_CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&fitting, kernel, Shape::kMaxThreads, shared));
         RowLaunch on = row_launch<Shape>(rows, context.sm_count);
