@@ -199,7 +199,7 @@ avx2-test: build models  ## pytest of the CPU's part, held to AVX2
 	  echo "SKIPPED: this CPU has no more than AVX2, so all of pytest runs so"; exit 0; fi; \
 	FTBERT_MAX_CPU_ISA=avx2 ONEDNN_MAX_CPU_ISA=AVX2 OMP_NUM_THREADS=1 \
 	  $(PYTHON) -m pytest -q -n $(WORKERS) --dist worksteal $(HELD:%=tests/test_%.py) \
-  -k 'not (test_equals_transformers and (base or large))' $(ARGS)
+	  -k 'not (test_equals_transformers and (base or large))' $(ARGS)
 
 # The package beside the library that is built with AddressSanitizer: links to all but its own library. Python itself
 # leaks by design, and a size that is refused is an answer.
@@ -337,10 +337,10 @@ gpu-bench: gpu-build  ## the benchmark on the GPU, 108 points (PYTHON=python3: n
 	@if [ -d "$(FTBERT_TEST_MINILM)" ]; then $(PYTHON) benchmarks/bench_encode.py --device cuda --dtype $(DTYPE) \
 	  --model "$(FTBERT_TEST_MINILM)" --texts "$(FTBERT_TEST_STSB)"; else echo "SKIPPED: no real model to encode with"; fi
 	$(PYTHON) benchmarks/memory.py --device cuda --dtype $(DTYPE)
-	$(PYTHON) benchmarks/report.py
 	@if [ "$$($(PYTHON) -c 'import torch; print(torch.cuda.device_count() > 1)')" = True ]; then \
 	  $(PYTHON) benchmarks/bench_replicas.py --dtype $(DTYPE) && $(PYTHON) benchmarks/bench_tensor_parallel.py; \
 	else echo "SKIPPED: several GPUs, since there is one"; fi
+	$(PYTHON) benchmarks/report.py
 
 clean:  ## builds and outputs; keeps .venv and .models
 	rm -rf build build-* dist out ftbert/lib *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -34,6 +34,7 @@ from ftbert.replicas import replicate  # noqa: E402
 from ftbert.text import tokenizer_of  # noqa: E402
 from ftbert.text.ahead import ahead  # noqa: E402
 from ftbert.text.batching import windows_of  # noqa: E402
+from ftbert.text.wordpiece import WordPiece  # noqa: E402
 
 BASE: dict[str, Any] = {}  # transformers' own defaults
 SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
@@ -80,6 +81,7 @@ def measure(alone: Any, together: Any, options: argparse.Namespace) -> int:
     document: dict[str, Any] = {
         "provenance": provenance(together.device, options.dtype, rounds=options.rounds, replicas=where),
         "texts": len(texts), "tokens": sum(map(len, tokenizer_of(alone).encode_batch(texts))),
+        "tokenizer": tokenizer_name(alone),
     }  # fmt: skip
     log(f"{document['texts']} texts, {document['tokens']} tokens; {where}")
     one, all_of_them = (model.encode(texts, show_progress_bar=False) for model in (alone, together))
@@ -111,6 +113,11 @@ def measure(alone: Any, together: Any, options: argparse.Namespace) -> int:
     log(f"wrote {out}")
     reached = document["rows"][1]["times_one"] >= options.least * count
     return int(not (reached and document["least_cosine"] > 0.999))
+
+
+def tokenizer_name(model: Any) -> str:
+    """The package."""
+    return "tokenizers" if WordPiece.of(tokenizer_of(model).backend) is None else "nanotoken"
 
 
 def batches_of_each(model: Any, texts: list[str]) -> dict[str, int]:

@@ -7,7 +7,8 @@ from typing import Any
 
 def lines_of(document: dict[str, Any]) -> list[str]:
     packages = document["provenance"]["packages"]
-    tokenizer = next(f"{name} {packages[name]}" for name in ("nanotoken", "tokenizers") if packages.get(name))
+    name = document.get("tokenizer", "nanotoken" if packages.get("nanotoken") else "tokenizers")
+    tokenizer = f"{name} {packages[name]}"
     lines = [f"| {tokenizer} | texts/s | tokens/s | times one |", "|---|---:|---:|---:|"]
     lines += [
         f"| {row['name']} | {row['texts_per_s']:,.0f} | {row['tokens_per_s']:,.0f} | {row['times_one']:.2f} |"

@@ -177,7 +177,7 @@ def fill_marks(text: str, page: Path = PAGES[0]) -> str:
 def machine(facts: dict[str, Any]) -> str:
     packages = facts["packages"]
     if "gpu" in facts:
-        count = len(facts["devices"]) if "devices" in facts else "One"
+        count = len(facts.get("devices", ())) or facts.get("replicas", "").count("cuda:") or "One"
         where = f"{count} {facts['gpu']} (driver {facts['driver']}, CUDA {facts['cuda']})"
     else:
         where = f"{facts['threads']} threads of {facts['cpu']}"
