@@ -151,6 +151,9 @@ __global__ void __launch_bounds__(Shape::kMaxThreads, 1)
   }
 }
 
+// Bytes of a row's vectors, which with the kernel's own are more than a launch has unasked.
+constexpr int kMostVectors = 3 * 1024 * 16;
+
 // Few shapes: a sum over GPUs takes longer than what a better one saves.
 template <int kWidth, class Launch>
 void with_shape(int64_t cols, const Launch& launch) {
@@ -177,9 +180,7 @@ void add_bias_input_layernorm(Context<Cuda>& context, const PartialSums<T>& x, c
       with_norm_rule(norm, [&]<class Rule>() {
         const auto kernel = all_reduce_layernorm_kernel<Shape, native_t<T>, Rule, Copy...>;
         const size_t shared = 3 * cols * sizeof(T);
-        // Up to 48 KiB, which with the kernel's own are more than a launch has unasked.
-        FTBERT_CUDA_CHECK(
-            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
+        FTBERT_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostVectors));
         int fitting = 0;
         FTBERT_CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&fitting, kernel, Shape::kMaxThreads, shared));
         RowLaunch on = row_launch<Shape>(rows, context.sm_count);
