@@ -62,7 +62,7 @@ def check(
         rows = slice(first, first + length)
         want = expected(q[i], k[rows], v[rows], heads, kv_heads, scale, left) if length else q[i].double() * 0
         assert_close(got[i], want, atol=max(6e-6 * factor, 4 * place.eps), what=f"sequence {i} of {length} keys")
-    assert torch.equal(got, run())  # whichever block arrives last
+    assert torch.equal(got, run())  # whichever block ends last
     return got
 
 
@@ -72,10 +72,14 @@ def test_heads_that_share_keys(place: Place, size: int, shared: int) -> None:
     check(place, [300, 1, 77], 2, shared, size)
 
 
+def test_more_keys_than_a_cluster_divides(place: Place) -> None:
+    check(place, [1300, 5000, 31], 1, 2, 64)
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_lengths_around_the_edges_of_splits(place: Place, size: int) -> None:
-    for i in range(0, len(EDGES), 8):
-        check(place, EDGES[i : i + 8], 1, 2, size)
+    for i in range(0, len(EDGES), 4):  # the bound on keys is that of all slots: few enough for a cluster
+        check(place, EDGES[i : i + 4], 1, 2, size)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -86,9 +90,10 @@ def test_windows(place: Place, size: int, left: int) -> None:
 
 def test_a_short_text_in_a_long_slot_and_many_splits(place: Place) -> None:
     """The bound on keys is that of the slots: most blocks have no keys."""
-    check(place, [3], 1, 1, 128, positions=5000)
-    check(place, [4999], 1, 1, 64, positions=5000)
-    check(place, [2500], 1, 4, 128, positions=5000)
+    for positions in (4000, 5000):  # blocks of a cluster, and more of them
+        check(place, [3], 1, 1, 128, positions=positions)
+        check(place, [3999], 1, 1, 64, positions=positions)
+        check(place, [2500], 1, 4, 128, positions=positions)
 
 
 def test_large_scores(place: Place) -> None:
@@ -103,12 +108,16 @@ def test_more_heads_and_sequences_than_blocks_that_split(place: Place) -> None:
 
 def test_sequences_without_keys_or_queries(place: Place) -> None:
     check(place, [40, 0, 3], 2, 2, 64)
-    q, k = torch.randn(2, 64).to(place.device, place.dtype), torch.randn(90, 32).to(place.device, place.dtype)
-    cu, begin, end = (torch.tensor(x, dtype=torch.int32, device=place.device) for x in ([0, 1, 1, 2], [0, 30, 60], [30, 60, 85]))
-    got = ops.attention_apart(q, k, k, cu, begin, 1, 2, 1, 0.2, -1, 0, end)
-    for row, rows in ((0, slice(0, 30)), (1, slice(60, 85))):
-        want = expected(q[row], k[rows], k[rows], 2, 1, 0.2, -1)
-        assert_close(got[row], want, atol=max(6e-6, 4 * place.eps))
+    q = torch.randn(2, 128).to(place.device, place.dtype)
+    for edges in (30, 60, 85), (600, 650, 1500):  # keys that one block reads, and several
+        k = torch.randn(edges[2] + 5, 64).to(place.device, place.dtype)
+        cu, begin, end = (
+            torch.tensor(x, dtype=torch.int32, device=place.device) for x in ([0, 1, 1, 2], [0, *edges[:2]], edges)
+        )
+        got = ops.attention_apart(q, k, k, cu, begin, 1, 2, 1, 0.2, -1, 0, end)
+        for i, seen in enumerate((slice(edges[0]), slice(*edges[1:]))):
+            want = expected(q[i], k[seen], k[seen], 2, 1, 0.2, -1)
+            assert_close(got[i], want, atol=max(6e-6, 4 * place.eps))
 
 
 @settings(max_examples=40, deadline=None)

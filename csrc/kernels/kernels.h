@@ -246,7 +246,7 @@ void zero_empty_rows(Context<Device>& context, const int32_t* cu_seqlens, int64_
 // ---- attention: the fused path -----------------------------------------------------------------------------
 
 // What attention works in. With arrivals one query a sequence (max_q) runs by a kernel of its own on a GPU: its blocks
-// share a sequence's keys, and count there who is done.
+// share a sequence's keys, and may count there who is done.
 struct AttentionScratch {
   void* memory = nullptr;       // attention_scratch_bytes
   int32_t* arrivals = nullptr;  // [attention_arrivals] zeros, and afterwards zeros again

@@ -1,8 +1,10 @@
 // Attention of one query a sequence, as a text that grows has: the keys, which lie in a cache, are divided among
 // blocks, for what takes time is to read them. Each lane asks for the keys and values that it will multiply some rounds
 // ahead, into a ring of shared memory of its own, where it can before the kernel ahead has ended. Sums of probabilities
-// times values are merged in float by the block of a sequence and head that arrives last, in the order of the keys: the
-// same bits every time.
+// times values are merged in float, in the order of the keys: the same bits every time. In 16 bits on Hopper, up to
+// some thousand keys, the blocks of a sequence and head are a cluster, and send each other the columns that each of
+// them merges. Else they leave them in memory, and the one that arrives last merges all: beside a kernel behind that
+// reads as fast as the memory goes, that took 5 us where the keys took 2.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -11,6 +13,7 @@
 #include "device/launch.cuh"
 #include "device/mma.cuh"
 #include "device/vector.cuh"
+#include "kernels/attention/decode_cluster.cuh"
 #include "kernels/attention/decode_sums.cuh"
 #include "kernels/attention/new_tokens.cuh"
 #include "kernels/kernels.h"
@@ -22,7 +25,7 @@ constexpr int kDecodeWarps = 4, kDecodeThreads = 32 * kDecodeWarps;
 // Heads of queries that a block takes, at most, side by side over the same keys: eight do not fit the registers. Blocks
 // of further heads find the keys in L2.
 constexpr int kMostDecodeHeads = 4;
-constexpr int kMostSplits = 32;              // of a sequence's keys: a lane each, where they are merged
+constexpr int kMostSplits = 32;              // of a sequence's keys: a lane each, where one block merges them
 constexpr int kMostDecodeSequences = 65535;  // a grid's third dimension
 constexpr int kMostSplitBlocks = 512;        // where keys are split
 
@@ -65,10 +68,10 @@ struct DecodeParameters {
   E* out;              // [queries, out_stride]
 };
 
-// grid: heads of keys * blocks_a_head, splits, sequences. A sequence's keys are divided evenly among its splits, in
-// steps; those that get none leave, and nobody waits for them.
-template <class E, int kHeadSize, int kHeads>
-__global__ void __launch_bounds__(kDecodeThreads, 2) attention_decode_kernel(const DecodeParameters<E> p) {
+// grid: splits, heads of keys * blocks_a_head, sequences. A sequence's keys are divided evenly among its splits, in
+// steps. kCluster: the splits are a cluster.
+template <class E, int kHeadSize, int kHeads, bool kCluster>
+__device__ void attend_split(const DecodeParameters<E>& p) {
   using Shape = DecodeShape<E, kHeadSize, kHeads>;
   using Chunk = Packed<E, Shape::kInChunk>;
   constexpr int kAtOnce = Shape::kAtOnce, kOwn = Shape::kOwn, kLanes = Shape::kLanes, kInChunk = Shape::kInChunk;
@@ -78,19 +81,21 @@ __global__ void __launch_bounds__(kDecodeThreads, 2) attention_decode_kernel(con
   __shared__ float weights[kHeads][kMostSplits];
   __shared__ __align__(16) E fresh[kHeads + 2][kHeadSize];  // of the new token: queries, key, value
   __shared__ bool last;
+  __shared__ ClusterSums<E, kHeadSize, kHeads> cluster;
   extern __shared__ __align__(16) char ring_memory[];
 
-  const int sequence = static_cast<int>(blockIdx.z), split = static_cast<int>(blockIdx.y);
-  const int splits = static_cast<int>(gridDim.y), thread = static_cast<int>(threadIdx.x);
+  const int sequence = static_cast<int>(blockIdx.z), split = static_cast<int>(blockIdx.x);
+  const int splits = static_cast<int>(gridDim.x), thread = static_cast<int>(threadIdx.x);
   const int warp = thread / 32, lane = thread % 32, part = lane % kLanes, sub = lane / kLanes;
-  const int kv_head = static_cast<int>(blockIdx.x) / p.blocks_a_head;
-  const int first_head = static_cast<int>(blockIdx.x) % p.blocks_a_head * kHeads;  // of those that share keys
+  const int kv_head = static_cast<int>(blockIdx.y) / p.blocks_a_head;
+  const int first_head = static_cast<int>(blockIdx.y) % p.blocks_a_head * kHeads;  // of those that share keys
   const int heads = min(kHeads, p.shared - first_head);
   int query, queries, first_key, keys;
   const auto read_offsets = [&] {  // past this multiprocessor's cache, which may have older ones
     query = __ldcg(p.cu_q + sequence), queries = __ldcg(p.cu_q + sequence + 1) - query;
     first_key = __ldcg(p.begin_k + sequence), keys = __ldcg(p.end_k + sequence) - first_key;
   };
+  if constexpr (kCluster) cluster_arrive();
   if (!p.early) grid_wait();
   read_offsets();
   const bool adds = p.added.keys != nullptr;
@@ -101,12 +106,12 @@ __global__ void __launch_bounds__(kDecodeThreads, 2) attention_decode_kernel(con
   // Of the same for all blocks of the sequence and head.
   const int step_keys = ((max(seen, 1) + splits - 1) / splits + Shape::kStep - 1) / Shape::kStep * Shape::kStep;
   const int live = (max(seen, 1) + step_keys - 1) / step_keys;
-  const int begin = split * step_keys, end = min(begin + step_keys, seen);  // of those seen
+  const int begin = min(split * step_keys, seen), end = min(begin + step_keys, seen);  // of those seen
   const int64_t first_row = first_key - p.first_k + begin_seen;
   const E* const k = p.k + first_row * p.k_stride + kv_head * kHeadSize;
   const E* const v = p.v + first_row * p.v_stride + kv_head * kHeadSize;
   // The block of the last keys has the new token's, and of those that share a head of keys the first stores them.
-  const bool newest = adds && end == seen;
+  const bool newest = adds && split == live - 1;
   const int stored_end = newest ? end - 1 : end;  // of the keys that are in the cache
   const int own_first = begin + warp * Shape::kKeysInWarp * kAtOnce;
   // In the ring this lane's 16 bytes of a round: of its keys (half 0) or values.
@@ -139,7 +144,8 @@ __global__ void __launch_bounds__(kDecodeThreads, 2) attention_decode_kernel(con
     if (adds && queries > 0 && split < live) ask_first();  // else the kernel ahead may still write the last of them
     grid_wait();
   }
-  if (queries <= 0 || split >= live) return;
+  // In a cluster all come to its barriers, or none.
+  if (queries <= 0 || (split >= live && (!kCluster || live == 1))) return;
   if (!p.early || !adds) ask_first();
 
   const int64_t head = static_cast<int64_t>(kv_head) * p.shared + first_head;
@@ -159,7 +165,7 @@ __global__ void __launch_bounds__(kDecodeThreads, 2) attention_decode_kernel(con
     const int64_t row = first_key - p.first_k + keys - 1;
     make_fresh<kDecodeThreads>(p.added, q, p.q + (query - p.first_q) * p.q_stride + kv_head * kHeadSize, place, heads,
                                newest, first_head == 0 && row < p.added.rows,
-                               (row * (gridDim.x / p.blocks_a_head) + kv_head) * kHeadSize, fresh);
+                               (row * (gridDim.y / p.blocks_a_head) + kv_head) * kHeadSize, fresh);
     __syncthreads();
   }
   float query_of[kHeads][kNumbers];
@@ -279,9 +285,11 @@ __global__ void __launch_bounds__(kDecodeThreads, 2) attention_decode_kernel(con
   }
   __syncthreads();
 
-  const int64_t pair = static_cast<int64_t>(sequence) * gridDim.x + blockIdx.x;
+  const int64_t pair = static_cast<int64_t>(sequence) * gridDim.y + blockIdx.y;
   constexpr int kHeadFloats = kHeadSize + kBesideSums, kSplitFloats = kHeads * kHeadFloats;
   float* const all_splits = p.splits + pair * splits * kSplitFloats;
+  if constexpr (kCluster)
+    if (live > 1) cluster_arrived();  // all blocks have begun
 #pragma unroll 1
   for (int item = thread; item < kItems; item += kDecodeThreads) {
     const int h = item / kFours, column = item % kFours;
@@ -297,6 +305,8 @@ __global__ void __launch_bounds__(kDecodeThreads, 2) attention_decode_kernel(con
     }
     if (live == 1) {
       if (h < heads) store_four(sum, total != 0 ? 1 / total : 0, out + h * kHeadSize, column);
+    } else if constexpr (kCluster) {
+      cluster.send(split, splits, item, most, total, sum);
     } else {
       float* const to = all_splits + split * kSplitFloats + h * kHeadFloats;
       reinterpret_cast<float4*>(to)[column] = float4{sum[0], sum[1], sum[2], sum[3]};
@@ -304,6 +314,7 @@ __global__ void __launch_bounds__(kDecodeThreads, 2) attention_decode_kernel(con
     }
   }
   if (live == 1) return;
+  if constexpr (kCluster) return cluster.merge(split, splits, heads, out);
 
   __syncthreads();
   if (thread == 0) last = arrive_at(p.arrivals + pair) == live - 1;
@@ -359,6 +370,17 @@ __global__ void __launch_bounds__(kDecodeThreads, 2) attention_decode_kernel(con
     }
     store_four(sum, 1, out + item / kFours * kHeadSize, item % kFours);
   }
+}
+
+template <class E, int kHeadSize, int kHeads, bool kCluster>
+__global__ void __launch_bounds__(kDecodeThreads, 2)
+    attention_decode_kernel(const __grid_constant__ DecodeParameters<E> p) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  if constexpr (kCluster)
+    __trap();
+  else
+#endif
+    attend_split<E, kHeadSize, kHeads, kCluster>(p);
 }
 
 }  // namespace
