@@ -166,8 +166,7 @@ void Encoder<Device, T>::forward(Context<Device>& context, const Batch& batch, c
                  ", which goes on from what the one before has left: load them with parallel=\"pipeline\"");
     Buffers b = carve(workspace, batch, plan.schedule);
     T* const x = choose ? b.x : out;
-    if (int32_t* const arrivals = b.layers.attention_scratch.arrivals)
-      clear_on_device(context, arrivals, attention_arrivals<Device>() * sizeof(int32_t));
+    if (b.layers.zeros) clear_on_device(context, b.layers.zeros, b.layers.zero_bytes);
     if (config_.stage.first())
       embed(context, batch, b, x);
     else

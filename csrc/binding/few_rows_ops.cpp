@@ -11,11 +11,12 @@ namespace ftbert::binding {
 namespace {
 
 // activation(norm(a) @ weight^T + bias), with a residual plus that. weight [n, k] of a's type; or int8 [n, k] with
-// scales fp16 [n, k / 32]. -> [m, n], or with a gate [m, n / 2]
+// scales fp16 [n, k / 32]. counter: int32 [1], 0 before and after; without it blocks have as many tiles each.
+// -> [m, n], or with a gate [m, n / 2]
 Tensor linear_few_rows(const Tensor& a, const Tensor& weight, const OptionalTensor& scales, const OptionalTensor& bias,
                        const std::string& activation, bool gated, const OptionalTensor& residual,
                        const OptionalTensor& gamma, const OptionalTensor& beta, double eps, const std::string& kind,
-                       double offset, const std::string& rounding) {
+                       double offset, const std::string& rounding, const OptionalTensor& counter) {
   if (scales)
     q8_0_operands(a, weight, *scales, bias);
   else
@@ -26,6 +27,9 @@ Tensor linear_few_rows(const Tensor& a, const Tensor& weight, const OptionalTens
   same("gamma", gamma, a, {k});
   same("beta", beta, a, {k});
   FTBERT_CHECK(!gated || n % 2 == 0, "weight: expected rows of gate and up in turns, got ", describe(weight));
+  FTBERT_CHECK(
+      !counter || (counter->scalar_type() == at::kInt && counter->numel() == 1 && counter->device() == a.device()),
+      "counter: expected one int32 on ", a.device().str(), ", got ", describe(*counter));
   const NormWords norm(gamma, beta, eps, kind, offset, rounding);
   const Tensor stored = scales ? pack_q8_0(weight, *scales) : weight;
   const DType type = dtype_of(a.scalar_type());
@@ -50,7 +54,8 @@ Tensor linear_few_rows(const Tensor& a, const Tensor& weight, const OptionalTens
                 .c = out.mutable_data_ptr()},
                {norm.kind, gamma ? gamma->const_data_ptr() : nullptr, beta ? beta->const_data_ptr() : nullptr,
                 static_cast<float>(norm.eps), static_cast<float>(norm.offset), norm.rounding},
-               residual.has_value());
+               residual.has_value(),
+               counter ? reinterpret_cast<uint32_t*>(counter->mutable_data_ptr<int32_t>()) : nullptr);
   return out;
 }
 
@@ -60,7 +65,7 @@ TORCH_LIBRARY_FRAGMENT(ftbert, m) {
   define_cuda_op(m,
                  "linear_few_rows(Tensor a, Tensor weight, Tensor? scales, Tensor? bias, str activation='none', bool "
                  "gated=False, Tensor? residual=None, Tensor? gamma=None, Tensor? beta=None, float eps=1e-05, str "
-                 "kind='rms', float offset=0, str rounding='once') -> Tensor",
+                 "kind='rms', float offset=0, str rounding='once', Tensor(a!)? counter=None) -> Tensor",
                  &linear_few_rows);
 }
 

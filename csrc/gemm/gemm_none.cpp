@@ -12,7 +12,7 @@ namespace ftbert {
 std::span<const OwnKernel* const> own_kernels() { return {}; }
 OwnChoice find_own(std::string_view, std::string_view) { return {}; }
 void run_own(const Context<Cuda>&, const OwnChoice&, const Product&, const ProductData&) { throw Error(kNoCuda); }
-void run_few_rows(const Context<Cuda>&, const Product&, const ProductData&, const Norm<void>&, bool) {
+void run_few_rows(const Context<Cuda>&, const Product&, const ProductData&, const Norm<void>&, bool, uint32_t*) {
   throw Error(kNoCuda);
 }
 

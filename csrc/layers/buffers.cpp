@@ -41,8 +41,14 @@ LayerBuffers<T> carve_layer_buffers(Workspace& ws, const EncoderConfig& config, 
   b.projected = ws.take<T>(most * config.hidden);
   if (scaled_inner > 0) b.scaled_inner = reinterpret_cast<T*>(ws.take<char>(most * byte_row_bytes(scaled_inner)));
   if (kAttendedOutlivesInner<Device>) b.attended = ws.take<T>(most * width);
-  if (sizes.use == AttentionUse::decode && attention_arrivals<Device>() > 0)
-    b.attention_scratch.arrivals = ws.take<int32_t>(attention_arrivals<Device>());
+  if (const int64_t arrivals = attention_arrivals<Device>(); sizes.use == AttentionUse::decode && arrivals > 0) {
+    b.zero_bytes = (arrivals + kTileCounts) * sizeof(int32_t);
+    b.zeros = ws.take<char>(static_cast<int64_t>(b.zero_bytes));
+    if (b.zeros) {
+      b.attention_scratch.arrivals = static_cast<int32_t*>(b.zeros);
+      b.tile_counts = static_cast<uint32_t*>(b.zeros) + arrivals;
+    }
+  }
   const size_t shared = ws.mark();
   b.qkv = ws.take<T>(most * qkv_width);
   if (!kAttendedOutlivesInner<Device>) b.attended = ws.take<T>(most * width);

@@ -32,7 +32,10 @@ struct LayerBuffers {
   // store.
   T* scaled_inner = nullptr;
   ExchangedMoments exchanged_moments;
-  AttentionScratch attention_scratch;          // who runs the layers clears its arrivals first
+  AttentionScratch attention_scratch;
+  uint32_t* tile_counts = nullptr;  // [kTileCounts] of products of few rows, or nullptr
+  void* zeros = nullptr;            // all counts, which who runs the layers clears first
+  size_t zero_bytes = 0;
   T *q = nullptr, *k = nullptr, *v = nullptr;  // general path: [sequences, heads, seq, head_size]
   float* scores = nullptr;                     // general path: [sequences, heads, seq, seq]
   T* probabilities = nullptr;                  // general path, T != float
@@ -49,6 +52,9 @@ struct BufferSizes {
   AttentionPath path = AttentionPath::fused;
   AttentionUse use = AttentionUse::together;
 };
+
+// Of two products, one of which may begin before the other has ended.
+inline constexpr int64_t kTileCounts = 2;
 
 template <class Device, class T>
 LayerBuffers<T> carve_layer_buffers(Workspace& workspace, const EncoderConfig& config, const BufferSizes& sizes);

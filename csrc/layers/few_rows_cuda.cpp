@@ -18,8 +18,13 @@ template <class T>
 class FewRowsCall : public DeferredCall<Cuda, T> {
  public:
   // stream [rows, cols]; a: what the first product reads.
-  FewRowsCall(const EncoderConfig& config, int64_t rows, T* stream, T* normed, bool begins_normed)
-      : config_(config), rows_(rows), stream_(stream), normed_(normed), a_(begins_normed ? normed : stream) {}
+  FewRowsCall(const EncoderConfig& config, int64_t rows, T* stream, const LayerBuffers<T>& b, bool begins_normed)
+      : config_(config),
+        rows_(rows),
+        stream_(stream),
+        normed_(b.normed),
+        counts_(b.tile_counts),
+        a_(begins_normed ? b.normed : stream) {}
 
   Operand project(Context<Cuda>& context, const Linear<T>& linear, Activation activation, const Operand& out) override {
     const Gate gate = in_ffn_ && config_.layers[layer_].ffn.gated ? Gate::pairs : Gate::none;
@@ -50,18 +55,20 @@ class FewRowsCall : public DeferredCall<Cuda, T> {
 
  private:
   void run(Context<Cuda>& context, const Linear<T>& linear, const Operand& a, Epilogue epilogue, const Norm<T>& norm,
-           T* c, bool add) const {
+           T* c, bool add) {
     const Product product = product_of(linear, rows_, epilogue);
     const ProductData data{.a = a.template as<T>(),
                            .b = linear.weight.data,
                            .bias = product.epilogue.bias ? linear.bias : nullptr,
                            .c = c};
-    run_few_rows(context, product, data, untyped(norm), add);
+    run_few_rows(context, product, data, untyped(norm), add, counts_ ? counts_ + runs_++ % kTileCounts : nullptr);
   }
 
   const EncoderConfig& config_;
   const int64_t rows_;
   T *const stream_, *const normed_;
+  uint32_t* const counts_;
+  int64_t runs_ = 0;
   const T* a_;
   Norm<T> pending_;         // on a_
   bool of_stream_ = false;  // it follows the sum, and does not come before the next block alone
@@ -102,7 +109,7 @@ class FewRowsNorm : public DeferredNorm<Cuda, T> {
                                                T* x) const override {
     if (tokens > most_) return nullptr;
     const bool normed = static_cast<bool>(weights_.layers.front().attention_norms.before);
-    return std::make_unique<FewRowsCall<T>>(config_, tokens, x, b.normed, normed);
+    return std::make_unique<FewRowsCall<T>>(config_, tokens, x, b, normed);
   }
 
   std::string sizes(const Context<Cuda>&) const override { return "1 to " + std::to_string(most_); }

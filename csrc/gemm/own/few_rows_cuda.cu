@@ -10,8 +10,26 @@
 namespace ftbert {
 namespace {
 
-constexpr int kHalfOfMultiprocessor = 108 * 1024, kWholeMultiprocessor = 222 * 1024;  // bytes, less what kernels have
-constexpr int kFewestStages = 2, kEnoughStages = 4;                                   // of the ring
+// Bytes of shared memory that a launch asks for.
+constexpr int kWhole = 222 * 1024, kHalf = 108 * 1024, kMore = 132 * 1024, kLess = 84 * 1024;
+constexpr int kFewestStages = 2;  // of the ring
+// Beside them a block has memory of its own, in units of 128 bytes, and 1 KB of the driver's.
+constexpr size_t kMultiprocessor = 228 * 1024, kBesides = (sizeof(FewRowsShared) + 127) / 128 * 128 + 1024;
+static_assert(kWhole + kBesides <= kMultiprocessor && 2 * (kHalf + kBesides) <= kMultiprocessor);
+static_assert(kMore + kLess + 2 * kBesides <= kMultiprocessor);
+
+// A block's share of a multiprocessor, beside which a block of the kernel behind finds room. Products that add to the
+// stream have less, those between them more: of the latter no two fit, and beside one of them one of the former. With
+// halves up to 70 of 132 blocks shared a multiprocessor with one of the same kernel, and 35 multiprocessors had none.
+// More than two rows of a take memory of which those with less would have too little.
+struct Share {
+  int bytes;
+  int enough;  // stages of the ring; if fewer fit, the block has the whole multiprocessor
+};
+Share share_of(int64_t m, bool add) {
+  if (m > kMostLaidRows) return {kHalf, 4};
+  return {add ? kLess : kMore, 3};
+}
 
 // Of a row of a in shared memory: eight of them begin in different banks.
 int row_bytes(DType b, int64_t k) {
@@ -29,7 +47,7 @@ bool fits(const Gpu& gpu, DType stream, DType b, int64_t m, int64_t n, int64_t k
   return has_warpgroups(gpu.capability) && (stream == DType::fp16 || stream == DType::bf16) && (q8 || b == stream) &&
          m > 0 && m <= kMostFewRows && n > 0 && n % kTileRows == 0 && k > 0 &&
          k % (q8 ? Q8Tiles<__half>::kStep : PlainRows<__half>::kStep) == 0 && n * k <= INT32_MAX &&
-         k <= kMostPreparedColumns && rows_bytes(b, m, k) + kFewestStages * chunk <= kWholeMultiprocessor;
+         k <= kMostPreparedColumns && rows_bytes(b, m, k) + kFewestStages * chunk <= kWhole;
 }
 
 bool supports(const Gpu& gpu, int, const Product& p) {
@@ -81,19 +99,19 @@ template <class E, class Storage>
 void launch(const Context<Cuda>& context, const Product& p, FewRows<E> work) {
   const int64_t rows = rows_bytes(p.b, p.m, p.k);
   const auto stages = [&](int64_t room) { return std::min<int64_t>(kMostStages, (room - rows) / Storage::kChunk); };
-  int64_t count = stages(kHalfOfMultiprocessor);
-  if (count < kEnoughStages) count = stages(kWholeMultiprocessor);
+  const Share share = share_of(p.m, work.add);
+  int64_t count = stages(share.bytes);
+  if (count < share.enough) count = stages(kWhole);
   work.stages = static_cast<int>(count);
-  work.lead = Storage::kLead;
   prepare<E, Storage>(context, work);
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(p.n / kTileRows, context.sm_count));
   launch_overlapped(context, "kernel few_rows", few_rows_kernel<E, Storage>, blocks, kFewRowsThreads,
-                    SharedBytes(count * Storage::kChunk + rows, kWholeMultiprocessor), 1, work);
+                    SharedBytes(count * Storage::kChunk + rows, kWhole), 1, work);
 }
 
 template <class E>
-void run_type(const Context<Cuda>& context, const Product& p, const ProductData& data, const Norm<void>& norm,
-              bool add) {
+void run_type(const Context<Cuda>& context, const Product& p, const ProductData& data, const Norm<void>& norm, bool add,
+              uint32_t* count) {
   const FewRows<E> work{.a = static_cast<const E*>(data.a),
                         .b = data.b,
                         .bias = static_cast<const E*>(data.bias),
@@ -112,14 +130,14 @@ void run_type(const Context<Cuda>& context, const Product& p, const ProductData&
                         .k = static_cast<int>(p.k),
                         .stages = 0,
                         .row_bytes = row_bytes(p.b, p.k),
-                        .lead = 0,
+                        .count = count,
                         .prepared = nullptr,
                         .prepared_bytes = 0};
   p.b == DType::q8_0 ? launch<E, Q8Tiles<E>>(context, p, work) : launch<E, PlainRows<E>>(context, p, work);
 }
 
 void run(const Context<Cuda>& context, int, const Product& p, const ProductData& data) {
-  run_few_rows(context, p, data, {}, false);
+  run_few_rows(context, p, data, {}, false, nullptr);
 }
 
 struct Shape {
@@ -136,15 +154,15 @@ bool few_rows_supports(const Gpu& gpu, DType stream, int64_t m, const Matrix& we
 }
 
 void run_few_rows(const Context<Cuda>& context, const Product& p, const ProductData& data, const Norm<void>& norm,
-                  bool add) {
+                  bool add, uint32_t* count) {
   FTBERT_CHECK(supports(gpu_of(context), 0, p) &&
                    !(add && (p.epilogue.gate != Gate::none || p.epilogue.activation != Activation::none)),
                "few_rows cannot do m=", p.m, " n=", p.n, " k=", p.k);
   FTBERT_CHECK(!norm || norm.gamma, "few_rows: a norm without gamma");
   for (const void* p : {data.a, data.b, data.bias, static_cast<const void*>(data.c), norm.gamma, norm.beta})
     FTBERT_CHECK(reinterpret_cast<uintptr_t>(p) % 16 == 0, "few_rows needs operands aligned to 16 bytes");
-  p.a == DType::fp16 ? run_type<__half>(context, p, data, norm, add)
-                     : run_type<__nv_bfloat16>(context, p, data, norm, add);
+  p.a == DType::fp16 ? run_type<__half>(context, p, data, norm, add, count)
+                     : run_type<__nv_bfloat16>(context, p, data, norm, add, count);
 }
 
 }  // namespace ftbert

@@ -30,7 +30,7 @@ struct FewRows {
   Gate gate;
   int m, n, k;
   int stages, row_bytes;  // of the ring; of a row of a in shared memory
-  int lead;               // chunks that a block lacks when it lets the kernel behind start
+  uint32_t* count;        // of the tiles that blocks have asked for, from 0; nullptr: they are dealt evenly
   // Rows that need no more than to be brought: of `prepared_bytes` each, and behind them their scales.
   const char* prepared;
   int prepared_bytes;
@@ -66,7 +66,8 @@ struct PlainRows {
   static constexpr int kSegment = kChunkSteps * kStep * static_cast<int>(sizeof(E));
   static constexpr int kSpread = kSegment + 64;  // between rows in shared memory: eight lanes then meet all banks
   static constexpr int kChunk = kTileRows * kSpread;
-  static constexpr int kLead = 1 << 30;
+  // The kernel behind starts early, not when all of b is asked for.
+  static constexpr bool kLetsGoAtOnce = true;
 
   __device__ static void ask(const FewRows<E>& work, int tile, int step, int steps, uint32_t to, uint32_t full) {
     const int lane = threadIdx.x % 32, bytes = steps * kStep * static_cast<int>(sizeof(E));
@@ -104,7 +105,7 @@ struct Q8Tiles {
   static constexpr int kStep = kQ8TileDepth, kNumbers = kTileRows * kStep;  // bytes of a step, and of its scales
   static constexpr int kScales = kTileRows * kStep / kQ8Block * static_cast<int>(sizeof(half_t));
   static constexpr int kChunk = kChunkSteps * (kNumbers + kScales);
-  static constexpr int kLead = 6;
+  static constexpr bool kLetsGoAtOnce = false;
 
   __device__ static void ask(const FewRows<E>& work, int tile, int step, int steps, uint32_t to, uint32_t full) {
     if (threadIdx.x % 32 != 0) return;
