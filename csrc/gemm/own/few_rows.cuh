@@ -51,7 +51,8 @@ struct FewRowsShared {
   }
 };
 
-// Of a whole warp: 32 arrivals at one address take turns.
+// Of a whole warp: 32 arrivals at one address take turns. What all lanes did before is done, by __syncwarp, of which
+// nvcc leaves no instruction where a warp has not diverged; racecheck then reports hazards with what the waiter does.
 __device__ inline void warp_arrives(uint64_t* barrier) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) barrier_arrive(shared_address(barrier));
