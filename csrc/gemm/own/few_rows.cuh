@@ -2,13 +2,13 @@
 //
 // A block stays and takes one tile of eight of b's rows after another: with a counter the next that no other has. One
 // warp asks the accelerator for b in chunks of k, into a ring of shared memory; eight warps share a chunk's columns, or
-// where k is short take a tile each (kMostApartSteps). A tile of b is
-// the narrow operand of the tensor cores' products, all rows of a the wide one. The ring is asked for before the kernel
-// ahead has ended, and leaves room for the blocks of the kernel behind, so that the memory is busy between two of them.
-// When a block lets those start counts, for their rings are filled at the expense of its own: when it has asked for all
-// of b, or at once (kLetsGoAtOnce). To add up what the warps have of a tile takes a while, too: one of them does it, by
-// turns, and the others are at the next tiles meanwhile. Instructions of the accelerator take 50 ns each, whatever they
-// bring: rows of 1 KB were slower than rows of 2 KB.
+// where k is short take a tile each (kMostApartSteps). A tile of b is the narrow operand of the tensor cores' products,
+// all rows of a the wide one. The ring is asked for before the kernel ahead has ended, and leaves room for the blocks
+// of the kernel behind, so that the memory is busy between two of them. When a block lets those start counts, for their
+// rings are filled at the expense of its own: when it has asked for all of b, or at once (kLetsGoAtOnce). To add up
+// what the warps have of a tile takes a while, too: one of them does it, by turns, and the others are at the next tiles
+// meanwhile. Instructions of the accelerator take 50 ns each, whatever they bring: rows of 1 KB were slower than rows
+// of 2 KB.
 #pragma once
 #include "device/launch.cuh"
 #include "gemm/own/few_rows_storage.cuh"
