@@ -78,8 +78,9 @@ def test_more_keys_than_a_cluster_divides(place: Place) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_lengths_around_the_edges_of_splits(place: Place, size: int) -> None:
-    for i in range(0, len(EDGES), 4):  # the bound on keys is that of all slots: few enough for a cluster
-        check(place, EDGES[i : i + 4], 1, 2, size)
+    for count in (4, 8):  # the bound on keys is that of all slots: of eight it is more than a cluster has
+        for i in range(0, len(EDGES), count):
+            check(place, EDGES[i : i + count], 1, 2, size)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -92,7 +93,7 @@ def test_a_short_text_in_a_long_slot_and_many_splits(place: Place) -> None:
     """The bound on keys is that of the slots: most blocks have no keys."""
     for positions in (4000, 5000):  # blocks of a cluster, and more of them
         check(place, [3], 1, 1, 128, positions=positions)
-        check(place, [3999], 1, 1, 64, positions=positions)
+        check(place, [positions - 1], 1, 1, 64, positions=positions)
         check(place, [2500], 1, 4, 128, positions=positions)
 
 

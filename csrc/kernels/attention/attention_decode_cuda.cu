@@ -40,7 +40,7 @@ void launch_decode(const Call& call, const AttentionScratch& scratch, const NewT
   const int64_t pairs = call.heads.kv * blocks_a_head * s.count;
   // Of the keys that a query sees, at most.
   const int64_t reach = std::min(s.max_k, int64_t{1} + call.window.left + call.window.right);
-  constexpr bool kClusters = sizeof(E) == 2;  // float is compiled once: it is there to check the others by
+  constexpr bool kClusters = sizeof(E) == 2;  // in float, whose speed counts less, one kernel is enough
   const auto [splits, cluster] = splits_of(call.context, pairs, reach, DecodeShape<E, kHeadSize, kHeads>::kStep,
                                            kClusters && call.context.capability >= 90);
   const DecodeParameters<E> parameters{static_cast<const E*>(q.data),
