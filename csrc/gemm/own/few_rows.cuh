@@ -32,7 +32,8 @@ __device__ bool multiplies_apart(const FewRows<E>& work) {
 
 // What a block has in shared memory beside the ring and the rows of a, which lie where the kernel says.
 struct FewRowsShared {
-  uint64_t full[kMostStages], empty[kMostStages], parted[kRooms], summed[kRooms], brought;  // barriers
+  // Barriers, at which each thread arrives for itself: one lane for its warp was no faster (H100).
+  uint64_t full[kMostStages], empty[kMostStages], parted[kRooms], summed[kRooms], brought;
   int tiles[kMostStages];  // whose chunk a stage of the ring has
   __align__(8) float parts[kRoomRows * kFewRowsWarps * kTileRows];
   float mean[kFewRowsWarps], squares[kFewRowsWarps];  // of rows of a
@@ -41,22 +42,15 @@ struct FewRowsShared {
   __device__ void begin(int stages) {
     if (threadIdx.x == 0) {
       for (int i = 0; i < stages; ++i)
-        barrier_init(shared_address(full + i), 1), barrier_init(shared_address(empty + i), kFewRowsWarps);
+        barrier_init(shared_address(full + i), 1), barrier_init(shared_address(empty + i), kFewRowsReaders);
       for (int i = 0; i < kRooms; ++i)
-        barrier_init(shared_address(parted + i), kFewRowsWarps), barrier_init(shared_address(summed + i), 1);
+        barrier_init(shared_address(parted + i), kFewRowsReaders), barrier_init(shared_address(summed + i), 32);
       barrier_init(shared_address(&brought), 1);
       barrier_init_fence();
     }
     __syncthreads();
   }
 };
-
-// Of a whole warp: 32 arrivals at one address take turns. What all lanes did before is done, by __syncwarp, of which
-// nvcc leaves no instruction where a warp has not diverged; racecheck then reports hazards with what the waiter does.
-__device__ inline void warp_arrives(uint64_t* barrier) {
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) barrier_arrive(shared_address(barrier));
-}
 
 // Where a warp is in the ring.
 struct RingPlace {
@@ -279,7 +273,7 @@ __device__ void multiply_tiles_apart(const FewRows<E>& work, FewRowsShared& besi
       for (int at = 0; at < steps; ++at) Storage::add(work, from, rows, at, at, sums);
       store_sums(work, tile, float2{addend.x + sums[0], addend.y + sums[1]});
     }
-    warp_arrives(beside.empty + place.stage);
+    barrier_arrive(shared_address(beside.empty + place.stage));
   }
 }
 
@@ -315,13 +309,13 @@ __device__ void multiply_tiles(const FewRows<E>& work, FewRowsShared& beside, co
 #pragma unroll 1
         for (int at = warp; at < there; at += kFewRowsWarps) add(at);
       }
-      warp_arrives(beside.empty + place.stage);
+      barrier_arrive(shared_address(beside.empty + place.stage));
       place.next();
     }
     const int room = turn % rooms, parity_of_room = turn / rooms % 2;
     if (turn >= rooms) barrier_wait(shared_address(beside.summed + room), parity_of_room ^ 1);
     if (has_sums) *part(room, warp) = {sums[0], sums[1]};
-    warp_arrives(beside.parted + room);
+    barrier_arrive(shared_address(beside.parted + room));
     if (!adds_up) continue;
     barrier_wait(shared_address(beside.parted + room), parity_of_room);
     float2 x = addend;
@@ -330,7 +324,7 @@ __device__ void multiply_tiles(const FewRows<E>& work, FewRowsShared& beside, co
       const float2 theirs = has_sums ? *part(room, i) : float2{};
       x.x += theirs.x, x.y += theirs.y;
     }
-    warp_arrives(beside.summed + room);
+    barrier_arrive(shared_address(beside.summed + room));
     store_sums(work, tile, x);
   }
 }
