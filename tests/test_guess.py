@@ -54,6 +54,12 @@ def _said(words: Sequence[int]) -> list[int]:
         (Product("bf16", 1024, 3072, prenorm=True), 16384, WITH_PRENORM),
         (Product("fp16", 2304, 768, False, "silu", gated=True), 16384, "wgmma_persistent"),
         (Product("fp16", 2304, 768, False, "silu", gated=True), 64, WGMMA_TILE),
+        (Product("bf16", 4096, 11008), 64, WGMMA_TILE),  # a large weight
+        (Product("bf16", 4096, 11008), 512, ""),
+        (Product("fp16", 12288, 4096), 8192, ""),
+        (Product("fp16", 22016, 4096, False, "silu", gated=True), 128, WGMMA_TILE),
+        (Product("bf16", 22016, 4096, False, "silu", gated=True), 512, ""),
+        (Product("bf16", 22016, 4096, False, "silu", gated=True), 4096, "wgmma_persistent"),
         (Product("e4m3 e4m3 fp16", 2304, 768, True), 64, WGMMA_TILE),
         (Product("e4m3 e4m3 bf16", 768, 3072), 200, WGMMA_TILE),
         (Product("e4m3 e4m3 e4m3", 4096, 1024, True, "gelu"), 1, WGMMA_TILE),
