@@ -78,8 +78,7 @@ template <class E, int kHeadSize>
 void launch_heads(const Call& call, const AttentionScratch& scratch, const NewTokens<E>& added) {
   switch (heads_a_block(call.heads.count / call.heads.kv)) {
     case 1: return launch_decode<E, kHeadSize, 1>(call, scratch, added);
-    case 2: return launch_decode<E, kHeadSize, 2>(call, scratch, added);
-    default: launch_decode<E, kHeadSize, 4>(call, scratch, added);
+    default: launch_decode<E, kHeadSize, 2>(call, scratch, added);
   }
 }
 
