@@ -93,10 +93,10 @@ bool linear_norm(Context<Device>& context, const Linear<T>& linear, const Operan
 // out [rows, n] = a @ weight^T + bias, its heads of queries and keys as `rotary` leaves them, in one kernel. a and out
 // have room for kGemmRowSlack more rows. False, and nothing runs, where the plan says that a product and then `rotary`
 // are faster, or no product does this to such heads. The positions must be there before the kernel directly ahead
-// begins.
+// begins. cache: where keys and values go next, which `rotary` does on its way.
 template <class Device, class T>
 bool linear_turned(Context<Device>& context, const Linear<T>& linear, const Operand& a, int64_t rows,
-                   const Heads& heads, const HeadRules<T>& rules, const Operand& out);
+                   const Heads& heads, const HeadRules<T>& rules, const CacheRows<T>& cache, const Operand& out);
 
 // c = a @ b for each of product.batch, without an epilogue. C is T, or float where the next step wants the sums
 // unrounded (attention scores); the types of `product` are those of the arguments.

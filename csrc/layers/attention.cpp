@@ -72,13 +72,14 @@ Operand attend(Context<Device>& context, const Layer<T>& layer, const Batch& bat
   // The general path adds the bias itself, in its own order, unless it belongs to what heads become.
   const bool biased = fused || rules;
   const Operand from = stream.read(layer.qkv, layer.attention_norms.before);
+  const CacheRows<T> cache = cache_rows_of(layer, batch, run);
   bool turned = false;
   if constexpr (kNormInsideProducts<Device, T>)
-    turned = rules && !stream.deferred && linear_turned(context, layer.qkv, from, run.tokens, c.heads, rules, wished);
+    turned =
+        rules && !stream.deferred && linear_turned(context, layer.qkv, from, run.tokens, c.heads, rules, cache, wished);
   const Operand qkv = turned            ? wished
                       : stream.deferred ? stream.deferred->project(context, layer.qkv, Activation::none, wished)
                                         : linear_all(context, layer.qkv, from, run.tokens, {.bias = biased}, wished);
-  const CacheRows<T> cache = cache_rows_of(layer, batch, run);
   if (fused && one_each && !turned && qkv.dtype == kDType<T> &&
       attention_of_new_tokens(context, c.heads, rules, qkv.as<T>(), sequences, cache, policy, b.attention_scratch,
                               static_cast<T*>(out.data)))

@@ -32,7 +32,8 @@ __device__ bool multiplies_apart(const FewRows<E>& work) {
 
 // What a block has in shared memory beside the ring and the rows of a, which lie where the kernel says.
 struct FewRowsShared {
-  // Barriers, at which each thread arrives for itself: one lane for its warp was no faster (H100).
+  // Barriers. At empty, parted and summed every lane arrives: behind one lane's arrival racecheck reports what the
+  // others have read as a race, and it was no faster (H100).
   uint64_t full[kMostStages], empty[kMostStages], parted[kRooms], summed[kRooms], brought;
   int tiles[kMostStages];  // whose chunk a stage of the ring has
   __align__(8) float parts[kRoomRows * kFewRowsWarps * kTileRows];

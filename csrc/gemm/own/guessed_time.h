@@ -8,9 +8,9 @@
 // alike; its multiprocessors count. Where lines for E4M3 come from, the kernels' guesses say.
 //
 // By a weight of 16 bits larger than those models have (kLargeWeight), a step of k takes longer, and cuBLASLt is the
-// faster one for most numbers of rows. What is guessed then takes 1.004 times as long as the faster of both, in the
-// geometric mean of 92 products of Qwen3-4B's and Llama-2-7B's kind with 64 to 8192 rows, at most 1.09 times; by the
-// lines as they are it was 1.092 and 1.45 times (H100).
+// faster one for most numbers of rows. What is guessed then takes 1.008 times as long as the faster of both, in the
+// geometric mean of 92 products of Qwen3-4B's and Llama-2-7B's kind with 64 to 8192 rows, at most 1.18 times; by the
+// lines as they are it was 1.092 and 1.45 times (H100; products alone, without a norm or what `rotary` does).
 #pragma once
 #include <cstdint>
 
@@ -18,11 +18,15 @@
 
 namespace ftbert {
 
-// Up to here a rule of wgmma_tile knows better, and layers defer their LayerNorms to the next product.
-inline constexpr int64_t kFewRows = 1024;
+inline constexpr int64_t kLargeWeight = 10 << 20;  // numbers: 2560 x 4096, the smallest of those products'
+constexpr bool has_large_weight(const Product& p) {
+  return (p.b == DType::fp16 || p.b == DType::bf16) && p.n * p.k >= kLargeWeight;
+}
 
-inline constexpr int64_t kLargeWeight = 1 << 23;  // numbers
-constexpr bool has_large_weight(const Product& p) { return p.a != DType::e4m3 && p.n * p.k >= kLargeWeight; }
+// Up to here a rule of wgmma_tile knows better, and layers defer their norms to the next product. By large weights
+// cuBLASLt took 0.85 to 1.11 times as long with 128 rows, 0.75 to 1.04 times with 256.
+inline constexpr int64_t kFewRows = 1024;
+constexpr int64_t few_rows_of(const Product& p) { return has_large_weight(p) ? 128 : kFewRows; }
 
 constexpr int64_t over(int64_t of, int64_t size) { return (of + size - 1) / size; }
 

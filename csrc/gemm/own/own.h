@@ -136,8 +136,9 @@ void run_own(const Context<Cuda>& context, const OwnChoice& own, const Product& 
 
 // Which kernel runs a product where no table has a row for it, with operands aligned to 16 bytes. Without a kernel:
 // cuBLASLt's first proposal, and with residual_norm a product and then a norm. On other GPUs than Hopper, for other
-// types than 16-bit ones and E4M3 and where nothing of ours is expected to be faster: none.
-OwnChoice guess_product(const Gpu& gpu, const Product& product);
+// types than 16-bit ones and E4M3 and where nothing of ours is expected to be faster: none. saved_us: microseconds of
+// what follows cuBLASLt's product alone.
+OwnChoice guess_product(const Gpu& gpu, const Product& product, double saved_us = 0);
 
 // 16-bit operands and result of one type, one product, b [n, k]: what most kernels ask for.
 constexpr bool is_16_bit_linear(const Product& p) {

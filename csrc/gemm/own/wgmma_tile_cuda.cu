@@ -88,7 +88,7 @@ int64_t blocks_of(int variant, const Product& p) {
   return over(p.m, tile.rows) * over(p.n, tile.columns) * tile.split;
 }
 
-// Up to kFewRows, by a large weight up to fewer, or -1: the narrowest tile with which every block has a multiprocessor
+// Up to few_rows_of, or -1: the narrowest tile with which every block has a multiprocessor
 // of its own, and up to 128 rows leaves some free, on which the next kernel begins; where k is long, first one that
 // divides it. On an H200 layers of BERT-base, BERT-large and MiniLM-L6 in fp16 took 0.96 to 1.07 times as long as with
 // products that were chosen in layers for each size, 1.013 times in the mean of 57 sizes.
@@ -96,8 +96,7 @@ int few_rows_variant(const Gpu& gpu, const Product& p) {
   const auto fits = [&](int variant, double share) {
     return supports(gpu, variant, p) && static_cast<double>(blocks_of(variant, p)) <= share * gpu.sm_count;
   };
-  const int64_t most = !has_large_weight(p) ? kFewRows : p.epilogue.gate == Gate::pairs ? 128 : 64;
-  if (p.m > most) return -1;
+  if (p.m > few_rows_of(p)) return -1;
   const int64_t k_bytes = p.k * bytes_of(p.a);
   const bool short_k = k_bytes <= 8 * kStepBytes, long_k = k_bytes >= 32 * kStepBytes;
   if (p.m <= 256 && (p.k > p.n || (long_k && p.k == p.n))) {

@@ -22,8 +22,8 @@ namespace ftbert {
 namespace {
 
 constexpr int kDecodeWarps = 4, kDecodeThreads = 32 * kDecodeWarps;
-// Heads of queries that a block takes, at most, side by side over the same keys. Blocks of further heads find the keys
-// in L2.
+// Heads of queries that a block takes, at most, side by side over the same keys; with four the code of a few keys was
+// slower. Blocks of further heads find the keys in L2.
 constexpr int kMostDecodeHeads = 2;
 constexpr int kMostSplits = 32;              // of a sequence's keys: a lane each, where one block merges them
 constexpr int kMostDecodeSequences = 65535;  // a grid's third dimension

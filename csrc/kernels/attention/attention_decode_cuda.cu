@@ -8,9 +8,7 @@
 namespace ftbert {
 namespace {
 
-int heads_a_block(int64_t shared) {
-  return static_cast<int>(std::min<int64_t>(kMostDecodeHeads, std::bit_ceil(static_cast<uint64_t>(shared))));
-}
+int heads_a_block(int64_t shared) { return static_cast<int>(std::min<int64_t>(kMostDecodeHeads, shared)); }
 
 // Among how many blocks a head's keys are divided.
 struct Splits {
@@ -76,10 +74,9 @@ void launch_decode(const Call& call, const AttentionScratch& scratch, const NewT
 
 template <class E, int kHeadSize>
 void launch_heads(const Call& call, const AttentionScratch& scratch, const NewTokens<E>& added) {
-  switch (heads_a_block(call.heads.count / call.heads.kv)) {
-    case 1: return launch_decode<E, kHeadSize, 1>(call, scratch, added);
-    default: launch_decode<E, kHeadSize, 2>(call, scratch, added);
-  }
+  heads_a_block(call.heads.count / call.heads.kv) == 1
+      ? launch_decode<E, kHeadSize, 1>(call, scratch, added)
+      : launch_decode<E, kHeadSize, kMostDecodeHeads>(call, scratch, added);
 }
 
 template <class E>
