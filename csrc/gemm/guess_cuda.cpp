@@ -10,8 +10,8 @@ namespace {
 double million_elements(const Product& p) { return 1e-6 * static_cast<double>(p.m) * static_cast<double>(p.n); }
 
 // cuBLASLt's first proposal, for 16-bit operands. Its wave count is unknown: add 3 %. add_bias_gate writes half of what
-// add_bias_act does, and so takes three quarters of its time. By large weights another line fits, of few hundred rows
-// and more, and add_bias_gate finds fewer of the sums in L2; add_bias_act behind them was not measured.
+// add_bias_act does, and so takes three quarters of its time. By large weights another line fits, from a few hundred
+// rows on, and add_bias_gate finds fewer of the sums in L2; add_bias_act behind them was not measured.
 double cublas_microseconds(const Product& p) {
   const bool large = has_large_weight(p);
   double million = 2.63e-3 * static_cast<double>(p.k) + 0.38;  // of a million elements

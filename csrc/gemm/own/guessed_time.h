@@ -8,9 +8,10 @@
 // alike; its multiprocessors count. Where lines for E4M3 come from, the kernels' guesses say.
 //
 // By a weight of 16 bits larger than those models have (kLargeWeight), a step of k takes longer, and cuBLASLt is the
-// faster one for most numbers of rows. What is guessed then takes 1.008 times as long as the faster of both, in the
-// geometric mean of 92 products of Qwen3-4B's and Llama-2-7B's kind with 64 to 8192 rows, at most 1.18 times; by the
-// lines as they are it was 1.092 and 1.45 times (H100; products alone, without a norm or what `rotary` does).
+// faster one for most numbers of rows. Of 92 products of Qwen3-4B's and Llama-2-7B's kind with 64 to 8192 rows, each
+// measured by cuBLASLt's first proposal and by ours, what is guessed here takes 1.008 times as long as the faster of
+// both in the geometric mean and 1.18 times at most, by the lines as they are 1.092 and 1.45 times (H100; products
+// alone, without a norm or what `rotary` does).
 #pragma once
 #include <cstdint>
 
