@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from training_norms import EPS, leaves, random
+from training_norms import EPS, leaves, random, same_bits
 
 from ftbert import norm
 from ftbert.norm import FusedBatchNorm1d, FusedBatchNorm2d, FusedBatchNorm3d, FusedLayerNorm
@@ -44,16 +44,44 @@ def test_what_is_kept(device: str) -> None:
         norm.fused_rms_norm_affine(leaf, w, 64, EPS, "yes")
 
 
-def test_weights_of_zero_from_the_result(device: str) -> None:
-    """No gradient, as documented; the other columns' are there, and nothing is infinite."""
-    x, w, b = leaves(random(50, 64, device=device), random(64, device=device, seed=1), random(64, device=device, seed=2))
-    with torch.no_grad():
-        w[3], w[5] = 0, 1e-7
-    norm.fused_layer_norm_affine(x, w, b, 64, EPS, True).backward(random(50, 64, device=device, seed=3))
-    assert w.grad[3] == 0 and w.grad.isfinite().all() and x.grad.isfinite().all() and (w.grad[6:] != 0).all()
+@pytest.mark.parametrize("efficient", [True, "auto"])
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm"])
+def test_columns_that_the_result_has_lost(name: str, efficient: Any, device: str) -> None:
+    """A weight of 0, or so near that it would count as eps: x is saved, and all gradients are those of False."""
+    offset = 1.0 if "rms" in name else 0.0
+    grad, weight = random(50, 64, device=device, seed=3), random(64, device=device, seed=1)
+    weight[3], weight[5] = -offset, 1e-7 - offset
+    made = []
+    for mode in (False, efficient):
+        x, r, w, b = leaves(random(50, 64, device=device), random(50, 64, device=device, seed=4), weight, random(64, device=device, seed=2))
+        h = x * 2  # no leaf, for which "auto" would save it anyway
+        if name == "layer_norm":
+            y = norm.fused_layer_norm_affine(h, w, b, 64, EPS, mode)
+        elif name == "rms_norm":
+            y = norm.fused_rms_norm_affine(h, w, 64, EPS, mode, offset)
+        elif name == "add_layer_norm":
+            y = norm.fused_add_layer_norm(h, r, w, b, EPS, mode)[0]
+        else:
+            y = norm.fused_add_rms_norm(h, r, w, EPS, mode, offset)[0]
+        y.backward(grad)
+        assert w.grad[3] != 0
+        made.append([one.grad for one in (x, r, w, b) if one.grad is not None])
+    assert same_bits(*made)
 
 
-def test_zeros_are_warned_of_where_they_are_loaded() -> None:
+def test_a_module_saves_x_where_its_weights_need_it(device: str) -> None:
+    for module in (FusedLayerNorm(64, memory_efficient=True), norm.MixedFusedRMSNorm(64, memory_efficient=True, weight_offset=1.0)):
+        module.to(device)
+        state = {key: value.clone() for key, value in module.state_dict().items()}
+        for near, from_input in ((1e-9, True), (0.5, False)):
+            state["weight"][7] = near - getattr(module, "weight_offset", 0.0)
+            module.load_state_dict(state)
+            x, made = random(5, 64, device=device).requires_grad_() * 2, []
+            kept = saved_by(lambda x=x, made=made, module=module: made.append(module(x)))  # type: ignore[func-returns-value, arg-type]
+            assert [one.untyped_storage().data_ptr() in kept for one in (x, made[0])] == [from_input, not from_input]
+
+
+def test_weights_near_zero_are_warned_of_where_they_are_loaded() -> None:
     class Efficient(FusedLayerNorm):
         pass
 
@@ -62,8 +90,10 @@ def test_zeros_are_warned_of_where_they_are_loaded() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         module.load_state_dict(state)
-    state["weight"][2] = 0
-    with pytest.warns(UserWarning, match="Efficient: some weights are 0 or near it. With memory_efficient their"):
+        state["weight"][2] = 0  # x is saved
+        module.load_state_dict(state)
+    state["weight"][2] = 1e-4
+    with pytest.warns(UserWarning, match="Efficient: some weights are near 0. With memory_efficient=True their"):
         module.load_state_dict(state)
 
 

@@ -93,13 +93,14 @@ def test_patched_norms_are_called_as_torchs_are() -> None:
 
 
 def test_patch_and_weights_of_zero() -> None:
-    model = nn.Sequential(nn.LayerNorm(8), nn.LayerNorm(8))
+    model = nn.Sequential(nn.LayerNorm(8), nn.LayerNorm(8), nn.RMSNorm(8))
     with torch.no_grad():
-        model[1].weight[3] = 0
+        model[1].weight[3], model[2].weight[3] = 0, 1e-4
     patch(model)
-    assert [m.memory_efficient for m in model] == ["auto", False]
-    with pytest.warns(UserWarning, match="patch: 1 have weights that are 0 or near it"):
+    assert [m.memory_efficient for m in model] == ["auto", False, False]
+    with pytest.warns(UserWarning, match="patch: 2 have weights near 0"):
         patch(model, True)
+    assert [m.memory_efficient for m in model] == [True, False, True]
 
 
 def test_patch_leaves_ftberts_own_and_refuses_what_has_no_norm() -> None:

@@ -6,8 +6,10 @@ apex, autocast's (torch's layer_norm gives float32 there): x and weight are read
 have the types of what they belong to, and are the same bits in every run. Differentiating twice raises RuntimeError.
 
 memory_efficient: the backward pass reads the result (True), which the layer behind a norm mostly keeps anyway, instead
-of x (False). "auto": x where x is a leaf or the result that its own gradient keeps, else the result. A weight of 0 then
-gets no gradient, and one near 0 an inexact one: the row is restored by division (by eps at least, in magnitude).
+of x (False). "auto": x where x is a leaf or the result that its own gradient keeps, else the result. The row is
+restored by division: from a weight near 0 inexactly, from one of 0 not at all. So True saves x all the same where a
+weight, with its offset, is nearer to 0 than eps, and "auto" also where one is below a thousandth of the largest
+(lost_columns.py says when they are looked at).
 
 weight_offset: added to the weight (1: Gemma's 1 + w). eps None: that of x's type, as in torch.nn.RMSNorm.
 
@@ -22,6 +24,7 @@ import torch
 from torch import Tensor
 
 from ftbert.norm import composition, ops  # noqa: F401 - registers what torch.ops.ftbert needs
+from ftbert.norm.lost_columns import loses_columns
 
 
 def fused_layer_norm(
@@ -107,7 +110,9 @@ def norm(
         dtype = torch.get_autocast_dtype(device)
     if x.is_cuda and torch.float64 in (x.dtype, dtype):
         return composition.forward(x, residual, weight, bias, shape, eps, kind, weight_offset, dtype)[:2]
-    efficient = _saves_output(x, residual, memory_efficient)
+    efficient = _saves_output(x, residual, memory_efficient) and not loses_columns(
+        weight, weight_offset, eps, memory_efficient
+    )
     y, total, _, _ = torch.ops.ftbert.norm_forward(
         x, residual, weight, bias, shape, eps, kind, weight_offset, dtype, efficient
     )

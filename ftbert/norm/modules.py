@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ftbert.norm import functional
+from ftbert.norm.lost_columns import look
 
 
 def eps_for(eps: float | None, dtype: torch.dtype) -> float:
@@ -22,8 +23,15 @@ def eps_for(eps: float | None, dtype: torch.dtype) -> float:
     return 2.0**-52 if dtype == torch.float64 else 2.0**-23
 
 
+def saved_from(module: Any) -> bool | str:
+    """memory_efficient of a module, unless loaded weights need x."""
+    return False if module.keeps_input else module.memory_efficient
+
+
 class FusedLayerNorm(nn.LayerNorm):
     """torch.nn.LayerNorm with the arguments of apex: `memory_efficient` True, False or "auto" (functional.py)."""
+
+    keeps_input: bool = False  # x is saved, whatever memory_efficient says: the weights that were loaded are too near 0
 
     def __init__(
         self, normalized_shape: int | list[int] | torch.Size, eps: float = 1e-5, elementwise_affine: bool = True,
@@ -39,7 +47,7 @@ class FusedLayerNorm(nn.LayerNorm):
             )[0]
         else:  # noqa: RET505 - what is scripted has no other way
             return functional.fused_layer_norm_affine(
-                input, self.weight, self.bias, self.normalized_shape, self.eps, self.memory_efficient
+                input, self.weight, self.bias, self.normalized_shape, self.eps, saved_from(self)
             )
 
     def extra_repr(self) -> str:
@@ -47,12 +55,14 @@ class FusedLayerNorm(nn.LayerNorm):
 
     def _load_from_state_dict(self, *arguments: Any) -> None:
         super()._load_from_state_dict(*arguments)
-        warn_of_weights_near_0(self, self.weight, self.memory_efficient)
+        look_at_loaded(self, self.eps)
 
 
 class FusedRMSNorm(nn.RMSNorm):
     """torch.nn.RMSNorm with the arguments of apex, and weight_offset: added to the weight (1: Gemma's, whose weights
     begin with 0). eps None: that of x's type."""
+
+    keeps_input: bool = False  # as FusedLayerNorm's
 
     def __init__(
         self, normalized_shape: int | list[int] | torch.Size, eps: float | None = 1e-5,
@@ -75,7 +85,7 @@ class FusedRMSNorm(nn.RMSNorm):
             )[0]
         else:  # noqa: RET505
             return functional.fused_rms_norm_affine(
-                x, self.weight, self.normalized_shape, self.eps, self.memory_efficient, self.weight_offset
+                x, self.weight, self.normalized_shape, self.eps, saved_from(self), self.weight_offset
             )
 
     def extra_repr(self) -> str:
@@ -84,7 +94,7 @@ class FusedRMSNorm(nn.RMSNorm):
 
     def _load_from_state_dict(self, *arguments: Any) -> None:
         super()._load_from_state_dict(*arguments)
-        warn_of_weights_near_0(self, self.weight, self.memory_efficient, self.weight_offset)
+        look_at_loaded(self, self.eps, self.weight_offset)
 
 
 class MixedFusedLayerNorm(FusedLayerNorm):
@@ -98,7 +108,7 @@ class MixedFusedLayerNorm(FusedLayerNorm):
             )[0]  # fmt: skip
         else:  # noqa: RET505
             return functional.mixed_dtype_fused_layer_norm_affine(
-                input, self.weight, self.bias, self.normalized_shape, self.eps, self.memory_efficient
+                input, self.weight, self.bias, self.normalized_shape, self.eps, saved_from(self)
             )
 
 
@@ -114,35 +124,26 @@ class MixedFusedRMSNorm(FusedRMSNorm):
             )[0]  # fmt: skip
         else:  # noqa: RET505
             return functional.mixed_dtype_fused_rms_norm_affine(
-                x, self.weight, self.normalized_shape, self.eps, self.memory_efficient, self.weight_offset
+                x, self.weight, self.normalized_shape, self.eps, saved_from(self), self.weight_offset
             )
 
 
 _warned: set[str] = set()
 
 
-_NEAR_0 = 1e-3  # of the largest weight's magnitude
-
-
-def has_weights_near_0(weight: Tensor | None, weight_offset: float = 0.0) -> bool:
-    """So near that rows restored from the result are lost in those columns: some trained models have them (all-MiniLM's
-    last LayerNorm: 5e-33). Waits for the GPU."""
-    if weight is None or weight.is_meta:
-        return False
-    sizes = (weight.detach().float() + weight_offset).abs()
-    return bool((sizes <= _NEAR_0 * sizes.max()).any())
-
-
-def warn_of_weights_near_0(
-    module: nn.Module, weight: Tensor | None, memory_efficient: Any, offset: float = 0.0
-) -> None:
-    """Once in a process for each class: where weights come from outside, since a training step does not wait for the
-    GPU to look at them."""
+def look_at_loaded(module: FusedLayerNorm | FusedRMSNorm, eps: float | None, offset: float = 0.0) -> None:
+    """Where weights come from outside: a compiled step does not look at them, and one on a GPU only once. Warns once in
+    a process for each class."""
+    module.keeps_input = False
+    if module.weight is None or module.memory_efficient is False:
+        return
+    weights = look(module.weight, offset)
+    module.keeps_input = weights.lost(eps_for(eps, module.weight.dtype), module.memory_efficient)
     kind = type(module).__name__
-    if memory_efficient is not False and kind not in _warned and has_weights_near_0(weight, offset):
+    if module.memory_efficient is True and weights.near_0 and not module.keeps_input and kind not in _warned:
         _warned.add(kind)
         warnings.warn(
-            f"{kind}: some weights are 0 or near it. With memory_efficient their gradients are inexact, and x's with "
-            "them: they are made of the result, which no longer shows x there; memory_efficient=False trains them",
-            stacklevel=3,
+            f"{kind}: some weights are near 0. With memory_efficient=True their gradients are inexact, and x's with "
+            "them: they are made of the result, which hardly shows x there; memory_efficient='auto' saves x",
+            stacklevel=4,
         )

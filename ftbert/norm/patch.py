@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ftbert.norm.functional import norm
-from ftbert.norm.modules import FusedLayerNorm, FusedRMSNorm, has_weights_near_0
+from ftbert.norm.lost_columns import look
+from ftbert.norm.modules import FusedLayerNorm, FusedRMSNorm, eps_for
 
 M = TypeVar("M", bound=nn.Module)
 _TORCHS = {nn.LayerNorm: FusedLayerNorm, nn.RMSNorm: FusedRMSNorm}
@@ -32,26 +33,30 @@ def patch(model: M, memory_efficient: bool | str = "auto") -> M:
     What differs: under autocast norms give its type, not float32; of Llama's norms in 16 bits the last bit, since rows
     are not rounded before they are multiplied by the weight.
 
-    From the result, columns whose weight is 0 or near it (a thousandth of the largest) get no right gradient: "auto"
-    saves x there, and True warns. This waits once a norm for the GPU. ValueError where there is no norm to patch."""
+    From the result, columns whose weight is 0 or near it get no right gradient: "auto" saves x where a weight is below
+    a thousandth of the largest; True where one is nearer to 0 than eps, and warns of the former. This waits once a norm
+    for the GPU. ValueError where there is no norm to patch."""
     if memory_efficient not in (True, False, "auto"):
         raise ValueError(f"memory_efficient: expected True, False or 'auto', got {memory_efficient!r}")
-    lost, found = [], 0
+    inexact, found = [], 0
     for name, module in model.named_modules():
         if not (_is_patched(module) or _patch_one(module)):
             continue
         found += 1
-        module.memory_efficient = memory_efficient  # type: ignore[assignment]
-        if memory_efficient is not False and has_weights_near_0(module.weight, getattr(module, "weight_offset", 0.0)):  # type: ignore[arg-type]
-            lost.append(name)
-            if memory_efficient == "auto":
-                module.memory_efficient = False  # type: ignore[assignment]
+        module.keeps_input, module.memory_efficient = False, memory_efficient  # type: ignore[assignment]
+        if memory_efficient is False:
+            continue
+        weights = look(module.weight, getattr(module, "weight_offset", 0.0))  # type: ignore[arg-type]
+        if weights.lost(_eps_of(module), memory_efficient):
+            module.memory_efficient = False  # type: ignore[assignment]
+        elif weights.near_0:
+            inexact.append(name)
     if not found:
         raise ValueError("model: expected one with nn.LayerNorm, nn.RMSNorm or transformers' RMSNorm in it, got none")
-    if lost and memory_efficient is True:
+    if inexact:
         warnings.warn(
-            f"patch: {', '.join(lost)} have weights that are 0 or near it, whose gradients are inexact: made of "
-            "the result, which no longer shows x there. memory_efficient='auto' trains them",
+            f"patch: {', '.join(inexact)} have weights near 0, whose gradients are inexact: made of the result, which "
+            "hardly shows x there. memory_efficient='auto' saves x",
             stacklevel=2,
         )
     return model
@@ -67,7 +72,12 @@ def unpatch(model: M) -> M:
     return model
 
 
-_ADDED = ("memory_efficient", "weight_offset", "_ftbert_patched", "_ftbert_eps", "_ftbert_promotes")
+_ADDED = ("memory_efficient", "keeps_input", "weight_offset", "_ftbert_patched", "_ftbert_eps", "_ftbert_promotes")
+
+
+def _eps_of(module: nn.Module) -> float:
+    eps: float | None = module._ftbert_eps if "_ftbert_eps" in module.__dict__ else module.eps  # type: ignore[assignment]
+    return eps if module.weight is None else eps_for(eps, module.weight.dtype)  # type: ignore[arg-type, return-value]
 
 
 def _is_patched(module: nn.Module) -> bool:
