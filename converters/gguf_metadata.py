@@ -17,12 +17,17 @@ class Metadata:
 
     def __init__(self, of: GgufFile) -> None:
         self.of, self.arch = of, str(of.metadata.get("general.architecture"))
-
-    def __contains__(self, key: str) -> bool:
-        return f"{self.arch}.{key}" in self.of.metadata
+        self._read: set[str] = set()
 
     def raw(self, key: str) -> Any:
+        self._read.add(key)
         return self.of.metadata.get(f"{self.arch}.{key}")
+
+    def unread(self) -> list[str]:
+        """The short keys of entries that nobody has asked for."""
+        prefix = f"{self.arch}."
+        keys = [key.removeprefix(prefix) for key in self.of.metadata if key.startswith(prefix)]
+        return [key for key in keys if key not in self._read]
 
     def count(self, key: str, default: Any = _MISSING) -> Any:
         """A whole number, `default` where there is none. ValueError names it."""
@@ -54,6 +59,7 @@ class Metadata:
 
     def _value(self, kind: str, key: str, default: Any) -> Any:
         full = f"{self.arch}.{key}"
+        self._read.add(key)
         value = self.of.metadata.get(full, default)
         if value is _MISSING:
             raise ValueError(f"its metadata lack {full}")

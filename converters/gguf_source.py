@@ -12,10 +12,12 @@ import torch
 
 from ftbert.checkpoint import TensorSource, exists, list_folder
 from ftbert.converters.gguf_file import GgufFile, GgufTensor, read_gguf
+from ftbert.converters.gguf_keys import expect_no_more
 from ftbert.converters.gguf_metadata import Metadata
 from ftbert.converters.gguf_tables import Architecture, find_architecture, names_of
-from ftbert.converters.gguf_text import TextFolder, write_text_folder
+from ftbert.converters.gguf_text import POOLINGS, TextFolder, write_text_folder
 
+_NO_POOLING, _RANK = 0, 4  # of llama.cpp's pooling types
 _OTHERS = ("*.safetensors", "*.safetensors.index*.json", "pytorch_model*.bin", "pytorch_model.bin.index*.json")
 
 
@@ -98,7 +100,9 @@ def open_gguf(path: Path) -> tuple[dict[str, Any], GgufSource]:
         architecture = find_architecture(file.metadata.get("general.architecture"))
         names = names_of(architecture, file.tensors)
         _expect_layers(said, file)
+        _expect_vectors(said)
         config = architecture.config(said)
+        expect_no_more(said)
     except ValueError as error:
         raise error if str(error).startswith(str(path)) else ValueError(f"{path}: {error}") from error
     return config, GgufSource(file, architecture, names, config, write_text_folder(file, said, config))
@@ -110,6 +114,18 @@ def _expect_whole(file: GgufFile) -> None:
     parts = file.metadata.get("split.count", 0)
     if type(parts) is int and parts > 1:
         raise ValueError(f"it is one of {parts} parts of a model; merge them with llama.cpp's llama-gguf-split --merge")
+
+
+def _expect_vectors(said: Metadata) -> None:
+    kind = said.count("pooling_type", 0)
+    if kind == _RANK:
+        raise ValueError(
+            f"a reranker ({said.arch}.pooling_type {_RANK}, rank), whose head llama.cpp's files hold in part and for "
+            "other rows; load the HuggingFace folder or hub id that it was converted from, which `predict` and "
+            "`rerank` take"
+        )
+    if kind not in (_NO_POOLING, *POOLINGS):
+        raise ValueError(f"{said.arch}.pooling_type {kind} is not known; known: {', '.join(map(str, POOLINGS))}")
 
 
 def _expect_layers(said: Metadata, file: GgufFile) -> None:

@@ -23,7 +23,7 @@ from ftbert.converters.gguf_file import GgufFile
 from ftbert.converters.gguf_metadata import Metadata
 from ftbert.converters.gguf_tokenizer import tokenizer_files
 
-_POOLINGS = {1: "pooling_mode_mean_tokens", 2: "pooling_mode_cls_token", 3: "pooling_mode_lasttoken"}
+POOLINGS = {1: "pooling_mode_mean_tokens", 2: "pooling_mode_cls_token", 3: "pooling_mode_lasttoken"}
 _ENDS = ("eos", "eot", "eom")  # tokens after which a text, a turn or a message is complete
 _NOTE = "made by ftbert of a GGUF file's metadata"
 
@@ -50,7 +50,7 @@ def write_text_folder(file: GgufFile, said: Metadata, config: dict[str, Any]) ->
         # Of a model's folder `embed` looks at the files, to know whether it is still the same one.
         "source.json": {"path": str(file.path.resolve()), "size": stat.st_size, "time": stat.st_mtime_ns},
     }
-    if (flag := _POOLINGS.get(said.raw("pooling_type"))) is not None:
+    if (flag := POOLINGS.get(said.count("pooling_type", 0))) is not None:
         documents["1_Pooling/config.json"] = {"word_embedding_dimension": config["hidden_size"], flag: True}
         documents[MODULES] = [
             {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}

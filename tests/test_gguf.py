@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import warnings
@@ -72,6 +73,33 @@ def test_a_file_is_the_model_that_it_was_written_from(arch: str, which: int, tmp
 def test_a_table_of_one_row_is_a_vector_in_the_file(arch: str, tmp_path: Path) -> None:
     reference = make(arch, type_vocab_size=1)
     check(ftbert.load(write(reference, tmp_path / "m.gguf", arch)), reference, 3e-5)
+
+
+LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}
+YARN_BY = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 500.0, "attention_factor": 1.5 * (0.1 * math.log(4) + 1)}
+SCALED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "no type": (LINEAR, {"type": None}),
+    "the older key": (LINEAR, {"type": None, "factor": None, "../scale_linear": 4.0}),
+    "two keys": (LINEAR, {"../scale_linear": 9.0}),
+    "none": (LINEAR | {"rope_type": "default"}, {"type": "none", "factor": 4.0}),
+    "a factor of 0": (LINEAR | {"rope_type": "default"}, {"factor": 0.0}),
+    "attn_factor": (YARN_BY, {"attn_factor": 1.5, "yarn_ext_factor": 1.0, "yarn_log_multiplier": 0.0}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", SCALED)
+def test_positions_are_scaled_as_llama_cpp_does(what: str, tmp_path: Path) -> None:
+    rope, said = SCALED[what]
+    reference = make("qwen2", rope_parameters=rope)
+    extra = {f"qwen2.rope.scaling.{key}".replace("scaling.../", ""): value for key, value in said.items()}
+    check(ftbert.load(write(reference, tmp_path / "m.gguf", "qwen2", extra=extra)), reference, 3e-5)
+
+
+def test_modernbert_without_a_window_and_with_silu(tmp_path: Path) -> None:
+    reference = make("modern-bert", hidden_activation="silu", layer_types=["full_attention"] * 4)
+    extra = {"modern-bert.hidden_activation": "silu", "modern-bert.attention.sliding_window": None,
+             "modern-bert.attention.sliding_window_pattern": 3}  # fmt: skip
+    check(ftbert.load(write(reference, tmp_path / "m.gguf", "modern-bert", extra=extra)), reference, 3e-5)
 
 
 @pytest.mark.parametrize("arch", ["bert", "llama", "qwen3"])
@@ -149,6 +177,16 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, np.ndarray], str]] = {
     "other factors": ({}, {"rope_freqs.weight": np.ones(5, np.float32)}, r"\[5\] factors for heads of 32"),
     "a text": ({"llama.block_count": "two"}, {}, "llama.block_count: expected a whole number, got 'two'"),
     "eps": ({"llama.attention.layer_norm_rms_epsilon": None}, {}, "metadata lack llama.attention.layer_norm_rms_eps"),
+    "amplitude": ({"llama.rope.scaling.attn_factor": 1.19}, {}, "rope.scaling.attn_factor 1.19 is supported in a scaling by yarn"),
+    "yarn's mix": ({"llama.rope.scaling.yarn_ext_factor": 0.5}, {}, "rope.scaling.yarn_ext_factor 0.5 is not supported"),
+    "clamped": ({"llama.attention.clamp_kqv": 8.0}, {}, "attention.clamp_kqv 8.0 is not supported: only 0"),
+    "logits": ({"llama.logit_scale": 0.5}, {}, "logit_scale 0.5 is not supported: only 1 or 0"),
+    "sections": ({"llama.rope.dimension_sections": [8, 8, 0, 0]}, {}, "rope.dimension_sections .* is not supported: only 0"),
+    "capped": ({"llama.final_logit_softcapping": 30.0}, {}, "final_logit_softcapping 30.0 is not supported: only 0"),
+    "a window": ({"llama.attention.sliding_window": 8}, {}, "attention.sliding_window 8 is not supported"),
+    "activation": ({"llama.hidden_activation": "relu"}, {}, "hidden_activation 'relu' is not supported: only silu"),
+    "a reranker": ({"llama.pooling_type": 4}, {}, r"a reranker \(llama.pooling_type 4, rank\).* load the HuggingFace folder"),
+    "pooling": ({"llama.pooling_type": 9}, {}, "pooling_type 9 is not known; known: 1, 2, 3"),
     "partial": ({"llama.rope.dimension_count": 16}, {}, "dimension_count 16 is not supported: only 32"),
 }  # fmt: skip
 
@@ -161,6 +199,15 @@ def test_what_is_no_model_that_runs_is_refused(what: str, tmp_path: Path) -> Non
     with pytest.raises(ValueError, match=words) as caught:
         ftbert.load(path)
     assert str(path) in str(caught.value)
+
+
+def test_entries_that_change_nothing_are_read_over(tmp_path: Path) -> None:
+    said = {"vocab_size": 7, "tensor_data_layout": "Meta AI original pth", "attention.clamp_kqv": 0.0, "logit_scale": 1.0,
+            "rope.scaling.finetuned": True, "rope.scaling.original_context_length": 9, "use_parallel_residual": False,
+            "attention.sliding_window": 4096, "rope.dimension_sections": [0, 0, 0, 0], "of_a_user": 3}  # fmt: skip
+    reference = make("llama")
+    path = write(reference, tmp_path / "m.gguf", "llama", extra={f"llama.{key}": value for key, value in said.items()})
+    check(ftbert.load(path), reference, 3e-5)
 
 
 def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
