@@ -3,6 +3,7 @@ model."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,10 @@ def _from_live(model: torch.nn.Module) -> Checkpoint:
     if type(model).__module__.startswith("transformers."):
         document["architectures"] = [type(model).__name__]  # the config may name the class it was loaded as
     where = f"{type(model).__name__} (live)"
-    return _from_huggingface(document, StateDictSource(model.state_dict(), where), None, where)
+    made = _from_huggingface(document, StateDictSource(model.state_dict(), where), None, where)
+    generation = getattr(model, "generation_config", None)
+    # Without the defaults of transformers, which nobody has said.
+    return made if generation is None else replace(made, generation=generation.to_diff_dict())  # type: ignore[operator]
 
 
 def find_folder(source: str | Path, revision: str | None = None, token: str | None = None) -> Path:

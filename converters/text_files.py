@@ -12,7 +12,7 @@ from ftbert.text import MULTI_LINEAR, SPARSE_LINEAR, TOKENIZER_FILES, TextSettin
 
 MODULE_WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # best first
 LINEARS = (SPARSE_LINEAR, MULTI_LINEAR)
-_GENERATION = "generation_config.json"  # which tokens end a text
+_GENERATION = "generation_config.json"  # how texts are generated, and which tokens end them
 _NEVER = ("config.json", "*.safetensors", "*.bin", "*.onnx", "*.index.json")  # whatever tokenizer_config.json names
 
 # Case, accents, scripts, emoji, what tweets are cleaned of, unknown characters, special tokens, spaces.
@@ -25,7 +25,7 @@ _PAIR = ("a query", "Its Text")
 
 def text_files(folder: Path) -> dict[str, Path]:
     """What is copied, by its place in the target: the tokenizer's files, from the folder of the transformer, and the
-    settings and modules of sentence-transformers, and which tokens end a text. ValueError as of `read_modules`."""
+    settings and modules of sentence-transformers, and how texts are generated. ValueError as of `read_modules`."""
     home = transformer_folder(folder)
     paths = [path for pattern in (*TOKENIZER_FILES, "sentence_*_config.json") for path in sorted(home.glob(pattern))]
     found = {str(path.relative_to(home)): path for path in (*paths, *(home / name for name in named_files(home)))}

@@ -26,8 +26,9 @@ from ftbert import cli
 from ftbert.converters import convert
 from ftbert.decoding.decoder import decoder_of
 from ftbert.decoding.generation import Generation
-from ftbert.decoding.prompts import end_ids, spelled_ends, tokenizer_for
+from ftbert.decoding.prompts import spelled_ends, tokenizer_for
 from ftbert.decoding.sampling import Sampling
+from ftbert.decoding.stated import stated
 from ftbert.decoding.text_stream import TextStream
 
 SAMPLE = ["hello world, the end. naïve café 中文字符 🙂 two  spaces\nand lines"] * 3
@@ -307,7 +308,7 @@ def test_special_tokens_that_are_spelled_as_ends_end_a_text(folder: Path, tmp_pa
     words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(described)), unk_token="<unk>", eos_token="</s>")
     words.save_pretrained(tmp_path)
     model = ftbert.load(tmp_path)
-    assert end_ids(model) == set() and spelled_ends(tokenizer_for(model)) == {2, end}
+    assert stated(model).ends == set() and spelled_ends(tokenizer_for(model)) == {2, end}
     text = model.stream("hello", max_new_tokens=30)
     assert "".join(text) == model.generate("hello", max_new_tokens=30)[0]
     assert text.reason == "eos" and text.tokens == next(i for i, one in enumerate(free) if one in (2, end))
@@ -316,7 +317,7 @@ def test_special_tokens_that_are_spelled_as_ends_end_a_text(folder: Path, tmp_pa
 
 def test_a_converted_folder_writes_the_same(model: ftbert.Model, folder: Path, tmp_path: Path) -> None:
     copy = ftbert.load(convert(folder, tmp_path / "copy"))
-    assert end_ids(copy) == end_ids(model) == {2, 7}
+    assert stated(copy).ends == stated(model).ends == {2, 7}
     assert copy.generate(PROMPTS, max_new_tokens=12, chat=True) == model.generate(PROMPTS, max_new_tokens=12, chat=True)
 
 

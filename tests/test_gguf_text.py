@@ -182,11 +182,11 @@ def test_a_chat_template_and_a_whole_tokenizer_json(tmp_path: Path) -> None:
 
 def test_an_answer_ends_at_the_end_of_a_turn(tmp_path: Path) -> None:
     """As of Gemma's chat models, whose turns do not end with the token that ends a text."""
-    from ftbert.decoding.prompts import end_ids
+    from ftbert.decoding.stated import stated
 
     said = {"tokenizer.ggml.eos_token_id": 1, "tokenizer.ggml.eot_token_id": 106}
     model = ftbert.load(write(make("gemma3", vocab_size=700), tmp_path / "m.gguf", "gemma3", extra=said))
-    assert end_ids(model) == {1, 106}
+    assert stated(model).ends == {1, 106}
 
 
 @pytest.mark.parametrize("key, value", [

@@ -11,7 +11,12 @@ from conftest import Place
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from language_models import made
-from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers.generation.logits_process import (
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 import ftbert
 from ftbert._library import load_library
@@ -23,16 +28,20 @@ load_library()
 @settings(max_examples=60, deadline=None)
 @given(
     temperature=st.floats(0.1, 3), top_k=st.one_of(st.none(), st.integers(1, 60)), top_p=st.one_of(st.none(), st.floats(0.05, 1)),
-    seed=st.integers(0, 1000),
+    min_p=st.one_of(st.none(), st.floats(0, 1)), seed=st.integers(0, 1000),
 )  # fmt: skip
-def test_probabilities_are_those_of_transformers(temperature: float, top_k: int | None, top_p: float | None, seed: int) -> None:
+def test_probabilities_are_those_of_transformers(
+    temperature: float, top_k: int | None, top_p: float | None, min_p: float | None, seed: int
+) -> None:
     logits = 3 * torch.randn(4, 50, generator=torch.Generator().manual_seed(seed))
     want = TemperatureLogitsWarper(temperature)(None, logits)
     if top_k is not None:
         want = TopKLogitsWarper(top_k)(None, want)
     if top_p is not None and top_p < 1:
         want = TopPLogitsWarper(top_p)(None, want)
-    got = Sampling(temperature, top_k, top_p).probabilities(logits)
+    if min_p is not None:
+        want = MinPLogitsWarper(min_p)(None, want)
+    got = Sampling(temperature, top_k, top_p, min_p=min_p).probabilities(logits)
     torch.testing.assert_close(got.float(), want.softmax(-1), atol=1e-6, rtol=1e-5)
 
 

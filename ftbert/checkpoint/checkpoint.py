@@ -46,6 +46,7 @@ class Checkpoint:
     folder: Path | None  # where the tokenizer's files are
     made: dict[str, Make] = field(default_factory=dict)
     in_int8: Callable[[], Checkpoint] | None = None
+    generation: dict[str, Any] | None = None  # of a live model: what its generation_config says
 
     def read(self, ours: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         if ours in self.made:

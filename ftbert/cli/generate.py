@@ -9,7 +9,10 @@ from typing import Any
 
 from ftbert.cli import command
 
-_AS_IN_STREAM = ("max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop", "chat")
+_AS_IN_STREAM = (
+    "max_new_tokens", "min_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty",
+    "presence_penalty", "frequency_penalty", "seed", "stop", "chat",
+)  # fmt: skip
 
 
 def add_to(commands: command.Commands) -> None:
@@ -24,13 +27,24 @@ def add_to(commands: command.Commands) -> None:
     parser.add_argument("model", metavar="MODEL")
     parser.add_argument("prompt", metavar="PROMPT", help="- is standard input, to its end")
     parser.add_argument(
-        "--max-new-tokens", type=command.count, default=256, metavar="N", help="at most so many (default 256)"
-    )
+        "--max-new-tokens", type=command.count, metavar="N",
+        help="at most so many (default: generation_config.json's, else 256)",
+    )  # fmt: skip
+    parser.add_argument("--min-new-tokens", type=int, metavar="N", help="no end before so many")
     parser.add_argument(
         "--temperature", type=float, default=0.0, metavar="T", help="0: the most likely token each time (default)"
     )
     parser.add_argument("--top-k", type=command.count, metavar="K", help="draw from the K most likely tokens")
     parser.add_argument("--top-p", type=float, metavar="P", help="draw from the fewest as likely as P together")
+    parser.add_argument("--min-p", type=float, metavar="P", help="draw from those P times as likely as the likeliest")
+    parser.add_argument(
+        "--repetition-penalty", type=float, metavar="R",
+        help="makes tokens of prompt and text less likely, above 1 (default: generation_config.json's)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--presence-penalty", type=float, metavar="X", help="less for the logits of tokens that came, once"
+    )
+    parser.add_argument("--frequency-penalty", type=float, metavar="X", help="the same, each time they came")
     parser.add_argument("--seed", type=int, metavar="S", help="the same draws each time")
     parser.add_argument("--stop", action="append", metavar="TEXT", help="end before this; may be given several times")
     parser.add_argument("--chat", action="store_true", help="PROMPT is a message, in the model's chat template")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ftbert.decoding.chosen import Chosen, sent
+from ftbert.decoding.rules import Ruled
 from ftbert.decoding.sampling import Sampling
 
 # Tokens that a step computes at most, unless more texts grow: what a step takes in memory and in time beside the texts
@@ -48,11 +49,13 @@ class Generation:
 
     def __init__(
         self, decoder: Any, slots: int, prompts: Sequence[Sequence[int]], most: Sequence[int], sampling: Sampling,
-        device: torch.device, ahead: bool | None = None, step_tokens: int = STEP_TOKENS,
+        device: torch.device, ahead: bool | None = None, step_tokens: int = STEP_TOKENS, ruled: Ruled | None = None,
     ) -> None:  # fmt: skip
         """decoder: a torch.classes.ftbert.Decoder with at least so many slots, all empty. most: tokens that follow each
-        prompt. ahead: None, on a GPU alone, where the host would wait."""
+        prompt. ahead: None, on a GPU alone, where the host would wait. ruled: of as many
+        slots; None: logits are taken as they are."""
         self._decoder, self._sampling, self._device, self._step_tokens = decoder, sampling, device, step_tokens
+        self._ruled = ruled
         self._waiting = deque((place, *of) for place, of in enumerate(zip(prompts, most, strict=True)))
         self._free = list(range(slots))
         self._texts: dict[int, _Text] = {}  # by place, those in slots
@@ -106,12 +109,23 @@ class Generation:
         texts = growing + [one for one, _ in begun if one.computed == len(one.prompt)]
         if not texts:
             return True
-        chosen = self._sampling.choose(logits[: len(texts)], [one.generator for one in texts if one.generator])
+        chosen = self._choose(texts, logits[: len(texts)])
         for one in texts:
             one.chosen += 1
         self._last = texts, chosen
         self._steps.append(self._last)
         return True
+
+    def _choose(self, texts: list[_Text], logits: Tensor) -> Chosen:
+        generators = [one.generator for one in texts if one.generator]
+        if self._ruled is None:
+            return self._sampling.choose(logits, generators)
+        begins = [len(one.prompt) for one in texts]
+        lengths = [begin + one.chosen for begin, one in zip(begins, texts, strict=True)]
+        logits = self._ruled.apply(logits, [one.slot for one in texts], begins, lengths)
+        chosen = self._sampling.choose(logits, generators)
+        self._ruled.add(chosen.ids)
+        return chosen
 
     def _prompts(self, room: int) -> list[tuple[_Text, int]]:
         """Texts whose prompts are computed next, and how many tokens of each: whole ones, but for a first that is
@@ -124,6 +138,8 @@ class Generation:
             place, prompt, most = self._waiting.popleft()
             generator = None if self._sampling.greedy else self._sampling.generator(place)
             text = self._texts[place] = _Text(place, prompt, most, self._free.pop(), generator)
+            if self._ruled is not None:
+                self._ruled.begin(text.slot, prompt)
             found.append((text, length))
         if found and found[0][1] > room:
             found = [(found[0][0], max(room, 1))]

@@ -17,10 +17,15 @@ class LanguageModel:
         self,
         prompts: str | Iterable[str],
         *,
-        max_new_tokens: int = 256,
+        max_new_tokens: int | None = None,
         temperature: float = 0.0,
         top_k: int | None = None,
         top_p: float | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float | None = None,
+        presence_penalty: float | None = None,
+        frequency_penalty: float | None = None,
+        min_new_tokens: int | None = None,
         seed: int | None = None,
         stop: str | Sequence[str] | None = None,
         chat: bool = False,
@@ -31,30 +36,44 @@ class LanguageModel:
         A text ends at a token that the folder's generation_config.json or config.json names as its end, before a stop
         string, after max_new_tokens, or where the model's context is full.
 
-        temperature: what logits are divided by before a token is drawn; 0: always the most likely one. top_k: drawn
-        from the most likely k alone; top_p: from the fewest that together are at least as likely as top_p. seed: the
-        same draws each time; the prompt at place i draws as one alone with seed + i. stop: a text ends before the first
-        of these. chat: a prompt is a user's message in the tokenizer's chat template, and the text its answer.
+        max_new_tokens, stop, repetition_penalty, min_new_tokens: None: as generation_config.json says, else 256 and
+        none. Its other rules for greedy texts count as they are, and its way to draw tokens does not. temperature: what
+        logits are divided by before a token is drawn; 0: always the most likely one. top_k: drawn from the most likely
+        k alone; top_p: from the fewest that together are at least as likely as top_p; min_p: from those at least min_p
+        times as likely as the most likely one. repetition_penalty: of tokens that the prompt or the text holds, logits
+        above 0 are divided by it, others multiplied; 1: none. presence_penalty, frequency_penalty: subtracted from the
+        logits of generated tokens, once and each time, as OpenAI has them. min_new_tokens: no end before so many. seed:
+        the same draws each time; the prompt at place i draws as one alone with seed + i. stop: a text ends before the
+        first of these. chat: a prompt is a user's message in the tokenizer's chat template, and the text its answer.
         batch_size: texts computed at a time, for each of which the cache of keys and values has room.
 
         Names mean what they mean in transformers' generate, and greedy texts are its texts. ValueError for an option's
-        value, a model without a head for the next token, an empty prompt or one longer than the context, a live model,
-        which has no tokenizer (see generate_ids); RuntimeError for a model that reads in both directions, and where
-        logits are not finite.
+        value (also of generation_config.json), a model without a head for the next token, an empty prompt or one longer
+        than the context, a live model, which has no tokenizer (see generate_ids); RuntimeError for a model that reads
+        in both directions, and where logits are not finite.
         """
         note_fork()
         given = [prompts] if isinstance(prompts, str) else list(prompts)
-        options = Options.of(max_new_tokens, temperature, top_k, top_p, seed, stop, chat, batch_size)
+        options = Options.of(
+            max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed,
+            repetition_penalty=repetition_penalty, presence_penalty=presence_penalty, min_new_tokens=min_new_tokens,
+            frequency_penalty=frequency_penalty, stop=stop, chat=chat, batch_size=batch_size,
+        )  # fmt: skip
         return generate(self, given, options)
 
     def stream(
         self,
         prompt: str,
         *,
-        max_new_tokens: int = 256,
+        max_new_tokens: int | None = None,
         temperature: float = 0.0,
         top_k: int | None = None,
         top_p: float | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float | None = None,
+        presence_penalty: float | None = None,
+        frequency_penalty: float | None = None,
+        min_new_tokens: int | None = None,
         seed: int | None = None,
         stop: str | Sequence[str] | None = None,
         chat: bool = False,
@@ -62,23 +81,36 @@ class LanguageModel:
         """The text of `generate` while it comes, an iterator of str: never half a character, nor part of a stop string.
         Its tokens, prompt_tokens and reason say how far it is and why it ended. Raises what generate does, at once."""
         note_fork()
-        options = Options.of(max_new_tokens, temperature, top_k, top_p, seed, stop, chat)
+        options = Options.of(
+            max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed,
+            repetition_penalty=repetition_penalty, presence_penalty=presence_penalty, min_new_tokens=min_new_tokens,
+            frequency_penalty=frequency_penalty, stop=stop, chat=chat,
+        )  # fmt: skip
         return TextPieces(self, prompt, options)
 
     def generate_ids(
         self,
         prompts: Iterable[Sequence[int]],
         *,
-        max_new_tokens: int = 256,
+        max_new_tokens: int | None = None,
         temperature: float = 0.0,
         top_k: int | None = None,
         top_p: float | None = None,
+        min_p: float | None = None,
+        repetition_penalty: float | None = None,
+        presence_penalty: float | None = None,
+        frequency_penalty: float | None = None,
+        min_new_tokens: int | None = None,
         seed: int | None = None,
         batch_size: int = 8,
     ) -> list[list[int]]:
         """`generate` of token ids: those that follow each prompt's, without the one that ends a text. Needs no
-        tokenizer. Ids are int, or integers of numpy and torch; TypeError for others."""
+        tokenizer, and so knows no stop strings. Ids are int, or integers of numpy and torch; TypeError for others."""
         note_fork()
         rows: list[Any] = [[index(one) for one in ids] for ids in prompts]
-        options = Options.of(max_new_tokens, temperature, top_k, top_p, seed, batch_size=batch_size)
+        options = Options.of(
+            max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed,
+            repetition_penalty=repetition_penalty, presence_penalty=presence_penalty, min_new_tokens=min_new_tokens,
+            frequency_penalty=frequency_penalty, batch_size=batch_size,
+        )  # fmt: skip
         return generate_ids(self, rows, options)

@@ -1,4 +1,4 @@
-"""What a model's folder says about prompts: its tokenizer, its chat template, and which tokens end a text."""
+"""What a model's tokenizer says about prompts: their ids, its chat template, and which tokens end a text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from ftbert.input_file import is_unicode, read_json_object
+from ftbert.input_file import is_unicode
 from ftbert.text import load_tokenizer
 
 _tokenizers: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # by model
@@ -61,17 +61,3 @@ def spelled_ends(tokenizer: Any) -> frozenset[int]:
     return frozenset(
         place for place, token in tokenizer.added_tokens_decoder.items() if token.special and token.content in _ENDS
     )
-
-
-def end_ids(model: Any) -> frozenset[int]:
-    """Tokens after which a text is complete: of generation_config.json, else of the model's config. Of a model with a
-    tokenizer there are more: spelled_ends."""
-    stated: Any = None
-    if model.folder is not None and (path := Path(model.folder, "generation_config.json")).is_file():
-        stated = read_json_object(path).get("eos_token_id")
-    if stated is None:
-        stated = model.checkpoint.config.huggingface.get("eos_token_id")
-    listed = stated if isinstance(stated, list) else [] if stated is None else [stated]
-    if not all(isinstance(one, int) for one in listed):
-        raise ValueError(f"{model.folder}: eos_token_id: expected an integer or several; got {stated!r}")
-    return frozenset(listed)

@@ -1,4 +1,4 @@
-"""From logits to the next token: the most likely one, or one drawn as temperature, top_k and top_p say."""
+"""From logits to the next token: the most likely one, or one drawn as temperature, top_k, top_p and min_p say."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from ftbert.decoding.chosen import Chosen, sent
 @dataclass(frozen=True)
 class Sampling:
     """temperature: what logits are divided by; 0: the most likely token. top_k: the most likely k alone. top_p: of
-    these the fewest that together are as likely as top_p. seed: None: another text each time."""
+    these the fewest that together are as likely as top_p. min_p: of these all that are at least min_p times as likely
+    as the most likely one. seed: None: another text each time."""
 
     temperature: float = 0.0
     top_k: int | None = None
     top_p: float | None = None
     seed: int | None = None
+    min_p: float | None = None
 
     def __post_init__(self) -> None:
         """ValueError for a value that means nothing."""
@@ -29,6 +31,8 @@ class Sampling:
             raise ValueError(f"top_k must be a positive integer; got {self.top_k!r}")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be above 0 and at most 1; got {self.top_p!r}")
+        if self.min_p is not None and not 0 <= self.min_p <= 1:
+            raise ValueError(f"min_p must be from 0 to 1; got {self.min_p!r}")
         if self.seed is not None and (not isinstance(self.seed, int) or not 0 <= self.seed < 1 << 62):
             raise ValueError(f"seed must be an integer from 0 to 2^62; got {self.seed!r}")
 
@@ -63,12 +67,15 @@ class Sampling:
             least = logits.topk(min(self.top_k, logits.shape[-1])).values[:, -1:]
             logits = logits.masked_fill(logits < least, -torch.inf)
         likely = logits.softmax(-1)
-        if self.top_p is None or self.top_p == 1:
-            return likely
-        falling, places = likely.sort(stable=True, dim=-1, descending=True)
-        before = falling.cumsum(-1) - falling
-        kept = falling.masked_fill(before >= self.top_p, 0)  # never the first
-        return torch.zeros_like(likely).scatter_(-1, places, kept / kept.sum(-1, keepdim=True))
+        if self.top_p is not None and self.top_p < 1:
+            falling, places = likely.sort(stable=True, dim=-1, descending=True)
+            before = falling.cumsum(-1) - falling
+            kept = falling.masked_fill(before >= self.top_p, 0)  # never the first
+            likely = torch.zeros_like(likely).scatter_(-1, places, kept / kept.sum(-1, keepdim=True))
+        if self.min_p:
+            kept = likely.masked_fill(likely < self.min_p * likely.amax(-1, keepdim=True), 0)
+            likely = kept / kept.sum(-1, keepdim=True)
+        return likely
 
 
 def draw(likely: Tensor, numbers: Tensor) -> Tensor:

@@ -2,42 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ftbert.decoding.decoder import decoder_of
 from ftbert.decoding.generation import Generation
-from ftbert.decoding.prompts import encoded, end_ids, spelled_ends, tokenizer_for
+from ftbert.decoding.prompts import encoded, spelled_ends, tokenizer_for
+from ftbert.decoding.rules import Ruled, Rules
 from ftbert.decoding.sampling import Sampling
+from ftbert.decoding.stated import stated
 from ftbert.decoding.text_stream import TextStream
+
+_MOST = 256  # tokens of a text, where neither the caller nor the model says another number
 
 
 @dataclass(frozen=True)
 class Options:
-    """As of `ftbert.Model.generate`. ValueError for a value that means nothing."""
+    """As of `ftbert.Model.generate`. max_new_tokens, stop: None: as the model states. rules: what the caller says of
+    them, by name; the others are as the model states. ValueError for a value that means nothing."""
 
-    max_new_tokens: int = 256
+    max_new_tokens: int | None = None
     sampling: Sampling = field(default_factory=Sampling)
-    stop: tuple[str, ...] = ()
+    rules: Mapping[str, Any] = field(default_factory=dict)
+    stop: tuple[str, ...] | None = None
     chat: bool = False
     batch_size: int = 8
 
     def __post_init__(self) -> None:
         for name in ("max_new_tokens", "batch_size"):
             value = getattr(self, name)
+            if value is None and name == "max_new_tokens":
+                continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be a positive integer; got {value!r}")
-        if not all(isinstance(one, str) and one for one in self.stop):
+        if not all(isinstance(one, str) and one for one in self.stop or ()):
             raise ValueError(f"stop must be a str or several, none empty; got {self.stop!r}")
+        Rules(**self.rules)
 
     @classmethod
     def of(
-        cls, max_new_tokens: int, temperature: float, top_k: int | None, top_p: float | None, seed: int | None,
-        stop: str | Sequence[str] | None = None, chat: bool = False, batch_size: int = 8,
+        cls, *, max_new_tokens: int | None, temperature: float, top_k: int | None, top_p: float | None,
+        min_p: float | None, seed: int | None, stop: str | Sequence[str] | None = None, chat: bool = False,
+        batch_size: int = 8, **rules: Any,
     ) -> Options:  # fmt: skip
-        stops = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
-        return cls(max_new_tokens, Sampling(temperature, top_k, top_p, seed), stops, chat, batch_size)
+        stops = None if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
+        given = {name: value for name, value in rules.items() if value is not None}
+        return cls(max_new_tokens, Sampling(temperature, top_k, top_p, seed, min_p), given, stops, chat, batch_size)
 
 
 class Started:
@@ -46,9 +57,9 @@ class Started:
     def __init__(
         self, model: Any, prompts: Sequence[Sequence[int]], options: Options, ends: frozenset[int] = frozenset()
     ) -> None:
-        """ends: tokens that end a text beside those that the model's config names. ValueError for a prompt without
-        tokens or longer than the model's context, an id that it does not have."""
-        context, vocab = model.config.max_seq, model.config.vocab
+        """ends: tokens that end a text beside those that the model states. ValueError for a prompt without tokens or
+        longer than the model's context or the length that it states, an id that it does not have."""
+        context, vocab, said = model.config.max_seq, model.config.vocab, stated(model)
         for place, ids in enumerate(prompts):
             if not ids:
                 raise ValueError(f"prompt {place} has no tokens")
@@ -59,14 +70,30 @@ class Started:
                 )
             if not all(0 <= one < vocab for one in ids):
                 raise ValueError(f"prompt {place}: expected token ids from 0 to {vocab - 1}")
-        self._ends = end_ids(model) | ends
-        self._most = [min(options.max_new_tokens, context - len(ids)) for ids in prompts]
+        self._ends = said.ends | ends
+        most = options.max_new_tokens or said.max_new_tokens
+        if most is None and said.max_length is not None:
+            for place, ids in enumerate(prompts):
+                if len(ids) >= said.max_length:
+                    raise ValueError(
+                        f"prompt {place} has {len(ids)} tokens, and generation_config.json allows texts of "
+                        f"{said.max_length} (max_length) with the prompt: pass max_new_tokens"
+                    )
+            context = min(context, said.max_length)
+            most = said.max_length
+        self._most = [min(most or _MOST, context - len(ids)) for ids in prompts]
         self.reasons: dict[int, str] = {}  # of texts that have ended: "eos", "stop", "length"
         self._tokens = [0] * len(prompts)
         slots = min(len(prompts), options.batch_size)
         positions = max((len(ids) + most for ids, most in zip(prompts, self._most, strict=True)), default=1)
+        rules = replace(said.rules, **options.rules, ends=self._ends)
+        ruled = None
+        if prompts and not rules.change_nothing:
+            ruled = Ruled(rules, slots, positions, vocab, model.device)
         decoder = decoder_of(model, max(slots, 1), positions)
-        self._generation = Generation(decoder, slots, prompts, self._most, options.sampling, model.device)
+        self._generation = Generation(
+            decoder, slots, prompts, self._most, options.sampling, model.device, ruled=ruled
+        )
 
     def tokens(self) -> Iterator[tuple[int, int]]:
         """(place, token) as they come, without those that end a text. Who has enough of one calls `end`."""
@@ -147,4 +174,4 @@ def _stream(model: Any, prompt: Sequence[int], options: Options) -> TextStream:
     def decode(ids: list[int]) -> str:
         return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
-    return TextStream(decode, prompt, options.stop)
+    return TextStream(decode, prompt, stated(model).stop if options.stop is None else options.stop)

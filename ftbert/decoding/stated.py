@@ -1,0 +1,117 @@
+"""What a model says about the texts that it writes: generation_config.json, that of a live model, else its config."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from ftbert.decoding.rules import Rules
+from ftbert.input_file import read_json_object
+
+_FILE = "generation_config.json"
+
+
+@dataclass(frozen=True)
+class Stated:
+    """ends: tokens after which a text is complete. The others are what `generate` does where its caller says nothing;
+    None: nothing is stated. rules: without ends."""
+
+    ends: frozenset[int] = frozenset()
+    rules: Rules = field(default_factory=Rules)
+    max_new_tokens: int | None = None
+    max_length: int | None = None
+    stop: tuple[str, ...] = ()
+
+
+_NUMBERS = ("repetition_penalty",)
+_COUNTS = ("no_repeat_ngram_size", "min_length", "min_new_tokens")
+_IDS = ("suppress_tokens", "begin_suppress_tokens")
+# What changes texts of transformers' generate, also greedy ones, and is not computed here: by its name the values that
+# change nothing. How tokens are drawn (do_sample, temperature, top_k, ...) is the caller's to say.
+_NOT_COMPUTED: dict[str, tuple[Any, ...]] = {
+    "num_beams": (1,), "num_beam_groups": (1,), "diversity_penalty": (0,), "penalty_alpha": (0,), "dola_layers": (),
+    "constraints": (), "force_words_ids": (), "forced_bos_token_id": (), "forced_eos_token_id": (),
+    "exponential_decay_length_penalty": (), "guidance_scale": (1,), "remove_invalid_values": (False,),
+    "watermarking_config": (), "token_healing": (False,), "max_time": (), "num_return_sequences": (1,),
+}  # fmt: skip
+
+_stated: WeakKeyDictionary[Any, Stated] = WeakKeyDictionary()  # by model
+
+
+def stated(model: Any) -> Stated:
+    """Read once a model. Warns then of what is not computed, by name. ValueError for a value of another kind."""
+    if model not in _stated:
+        where, found = _document(model)
+        _stated[model] = _read(found, where, model.checkpoint.config.huggingface.get("eos_token_id"))
+        left = [name for name, neutral in _NOT_COMPUTED.items() if found.get(name) not in (None, *neutral)]
+        if left:
+            warnings.warn(
+                f"{where}: {', '.join(f'{name}={found[name]!r}' for name in left)}: not computed here, so texts are "
+                "not those of transformers' generate",
+                stacklevel=2,
+            )
+    return _stated[model]
+
+
+def _document(model: Any) -> tuple[str, Mapping[str, Any]]:
+    if model.folder is not None and (path := Path(model.folder, _FILE)).is_file():
+        return str(path), read_json_object(path)
+    if (live := model.checkpoint.generation) is not None:
+        return "generation_config", live
+    return f"{model.folder or 'config'}", model.checkpoint.config.huggingface
+
+
+def _read(found: Mapping[str, Any], where: str, other_ends: Any) -> Stated:
+    def wrong(name: str, wanted: str) -> ValueError:
+        return ValueError(f"{where}: {name}: expected {wanted}; got {found.get(name)!r}")
+
+    def count(name: str) -> int | None:
+        value = found.get(name)
+        if value is not None and not (_is_id(value) and value >= 0):
+            raise wrong(name, "an integer of at least 0")
+        return value
+
+    rules: dict[str, Any] = {name: value for name in _COUNTS if (value := count(name)) is not None}
+    for name in _NUMBERS:
+        if (value := found.get(name)) is not None:
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise wrong(name, "a number")
+            rules[name] = float(value)
+    for name in _IDS:
+        if (value := found.get(name)) is not None:
+            if not isinstance(value, list) or not all(map(_is_id, value)):
+                raise wrong(name, "a list of token ids")
+            rules[name] = tuple(value)
+    if (words := found.get("bad_words_ids")) is not None:
+        if not isinstance(words, list) or not all(isinstance(one, list) and all(map(_is_id, one)) for one in words):
+            raise wrong("bad_words_ids", "lists of token ids")
+        rules["bad_words_ids"] = tuple(map(tuple, words))
+    if (biases := found.get("sequence_bias")) is not None:
+        try:
+            pairs = biases.items() if isinstance(biases, dict) else biases
+            rules["sequence_bias"] = tuple((tuple(map(int, ids)), float(bias)) for ids, bias in pairs)
+        except (TypeError, ValueError):
+            raise wrong("sequence_bias", "pairs of token ids and a number") from None
+    stop = found.get("stop_strings")
+    stops = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
+    if not all(isinstance(one, str) and one for one in stops):
+        raise wrong("stop_strings", "a text or several, none empty")
+    ends = found.get("eos_token_id")
+    ends = other_ends if ends is None else ends
+    listed = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    if not all(map(_is_id, listed)):
+        raise ValueError(f"{where}: eos_token_id: expected an integer or several; got {ends!r}")
+    try:
+        made = Rules(**rules)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    # 0 is transformers' word for no limit of its own.
+    return Stated(frozenset(listed), made, count("max_new_tokens") or None, count("max_length") or None, stops)
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
