@@ -22,9 +22,9 @@ from ftbert.checkpoint import MODULES, named
 from ftbert.converters.gguf_file import GgufFile
 from ftbert.converters.gguf_metadata import Metadata
 from ftbert.converters.gguf_tokenizer import tokenizer_files
+from ftbert.converters.gguf_vocabulary import end_ids
 
 POOLINGS = {1: "pooling_mode_mean_tokens", 2: "pooling_mode_cls_token", 3: "pooling_mode_lasttoken"}
-_ENDS = ("eos", "eot", "eom")  # tokens after which a text, a turn or a message is complete
 _NOTE = "made by ftbert of a GGUF file's metadata"
 
 
@@ -56,7 +56,7 @@ def write_text_folder(file: GgufFile, said: Metadata, config: dict[str, Any]) ->
             {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
             for i, (path, kind) in enumerate((("", "Transformer"), ("1_Pooling", "Pooling")))
         ]
-    if ends := sorted({end for name in _ENDS if (end := said.token(name)) is not None}):
+    if ends := end_ids(file, said):
         documents["generation_config.json"] = {"eos_token_id": ends}
     try:
         documents |= tokenizer_files(file, said, config["max_position_embeddings"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ftbert.converters.gguf_file import GgufFile
@@ -13,6 +14,36 @@ _SPECIAL = {
     "bos": "bos", "eos": "eos", "unknown": "unk", "seperator": "sep", "padding": "pad", "cls": "cls", "mask": "mask",
 }  # fmt: skip
 _PREFIX = "tokenizer.ggml."
+# Special tokens after which a text, a turn or a message is complete, and tokens that are spelled as such are in the
+# vocabularies of common models: llama.cpp's list, which counts whatever the type of a token and the metadata say.
+_ENDS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
+_SPELLED_ENDS = frozenset(
+    {
+        "</s>", "<eos>", "[EOS]", "<EOT>", "< EOT >", "_<EOT>", "[EOT]", "<|EOT|>", "<|eot_id|>", "<|eom_id|>",
+        "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>", "<turn|>",
+        "<|tool_response>", "<|endoftext|>", "<|end_of_text|>", "<end_of_utterance>",
+        "<\uff5cend\u2581of\u2581sentence\uff5c>", "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<|fim_repo|>",
+        "<|repo_name|>", "<fim-repo>", "<reponame>", "<|file_sep|>",
+    }
+)  # fmt: skip
+# Where both tokens of a pair are there, <|end|> ends a message and not the answer.
+_END_OF_MESSAGE = "<|end|>"
+_ANSWERS_END = ({"<|return|>", "<|call|>"}, {"<|call|>", "<|flush|>"}, {"<|calls|>", "<|flush|>"})
+
+
+def spelled_ends(tokens: Sequence[Any]) -> dict[int, bool]:
+    """Ids of the tokens that are spelled as ends are, and whether a text ends with each."""
+    found = {i: token for i, token in enumerate(tokens) if isinstance(token, str) and token in _SPELLED_ENDS}
+    answers = any(pair <= set(found.values()) for pair in _ANSWERS_END)
+    return {i: not (answers and token == _END_OF_MESSAGE) for i, token in found.items()}
+
+
+def end_ids(file: GgufFile, said: Metadata) -> list[int]:
+    """Of the tokens that end a text, those that the metadata name and those that are spelled so."""
+    tokens, known = file.metadata.get(f"{_PREFIX}tokens"), said.rows("token_embd")
+    stated = {end for name in _ENDS if (end := said.token(name)) is not None}
+    spelled = spelled_ends(tokens if isinstance(tokens, list) else [])
+    return sorted(stated.union(i for i, ends in spelled.items() if ends and i < known))
 
 
 class Vocabulary:
@@ -26,6 +57,8 @@ class Vocabulary:
         self.types: list[int] = self.listed("token_type", int) or [NORMAL] * len(self.tokens)
         if len(self.types) != len(self.tokens):
             raise ValueError(f"{len(self.tokens)} tokens, and types of {len(self.types)}")
+        for i, ends in spelled_ends(self.tokens).items():
+            self.types[i] = CONTROL if ends else USER
         ids = {name: said.token(key) for key, name in _SPECIAL.items()}
         self.special = {name: i for name, i in ids.items() if i is not None and i < len(self.tokens)}
 

@@ -189,6 +189,23 @@ def test_an_answer_ends_at_the_end_of_a_turn(tmp_path: Path) -> None:
     assert stated(model).ends == {1, 106}
 
 
+@pytest.mark.parametrize("kind", [1, 3, 4])
+@pytest.mark.parametrize(("more", "ends"), [(["<|im_end|>", "<|end|>"], 2), (["<|call|>", "<|return|>", "<|end|>"], 2)])
+def test_a_text_ends_by_the_spelling_of_a_token(kind: int, more: list[str], ends: int, tmp_path: Path) -> None:
+    """Whatever its type, as in llama.cpp; <|end|> does not where <|call|> and <|return|> end answers."""
+    from ftbert.decoding.prompts import end_ids, spelled_ends
+
+    said = vocabulary(tokenizers_offline.write(tmp_path / "t", "roberta"), "gpt2", bos="<s>") | {"tokenizer.ggml.pre": "gpt-2"}
+    first = len(said["tokenizer.ggml.tokens"])
+    said["tokenizer.ggml.tokens"] += more
+    said["tokenizer.ggml.token_type"] += [kind] * len(more)
+    found, model = read("llama", said, tmp_path / "m.gguf")
+    (usual,) = (i for i, token in enumerate(said["tokenizer.ggml.tokens"]) if token == "</s>")
+    wanted = {usual, *range(first, first + ends)}
+    assert end_ids(model) == wanted and spelled_ends(found) <= wanted
+    assert found.decode([first]) == more[0] and found.decode([first], skip_special_tokens=True) == ""
+
+
 @pytest.mark.parametrize("key, value", [
     ("scores", [["0.5"]]), ("token_type", [["1"]]), ("merges", [1, 2]), ("precompiled_charsmap", [0.5, 1.5]),
     ("../huggingface.json", "[]"),
