@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ftbert.checkpoint import (
+    PROJECTION,
     Checkpoint,
     CheckpointConfig,
     EncoderConfig,
@@ -16,6 +17,7 @@ from ftbert.checkpoint import (
     Make,
     TensorSource,
     check_shapes,
+    own_class,
     shown,
 )
 from ftbert.converters.families import find_family
@@ -37,7 +39,11 @@ def recognise(document: Config, source: TensorSource, folder: Path | None) -> Ch
     family = family.spelled(found)
     prefix = _prefix(family, found)
     architecture = _architecture(document)
-    rows = find_rows(family.name, architecture, document, found)
+    own = own_class(document)
+    if own is not None and own.projection is not None:
+        rows = [HeadRow(PROJECTION, "", "tokens", own.projection.name, biases=(("out", "", False),))]
+    else:
+        rows = find_rows(family.name, architecture, document, found)
     if "pooler" in family.names:
         pooled = any(prefix + theirs in found for theirs in family.source_names("pooler.weight"))
         encoder = replace(encoder, pooler=pooled or any(row.source == "pooler" for row in rows))

@@ -15,6 +15,7 @@ from ftbert.checkpoint import (
     StateDictSource,
     TensorSource,
     exists,
+    in_transformers_words,
     list_folder,
     open_weights,
     read_checkpoint,
@@ -29,6 +30,7 @@ from ftbert.converters.older_keys import todays_words
 from ftbert.converters.onnx_check import check_graph
 from ftbert.converters.onnx_int8 import with_int8
 from ftbert.converters.onnx_source import onnx_of, open_onnx
+from ftbert.converters.own_code import read_classes
 
 
 def open_checkpoint(
@@ -65,6 +67,7 @@ def open_checkpoint(
     try:
         document = todays_words(document)
         find_family(document)  # before its weights are looked for: no other file changes that answer
+        document = read_classes(document)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
     return _from_huggingface(document, open_weights(home), folder, where)
@@ -84,7 +87,11 @@ def _from_live(model: torch.nn.Module) -> Checkpoint:
         raise TypeError(f"expected a transformers model, got {type(model).__name__} without a transformers config")
     document = config.to_dict()  # type: ignore[union-attr]
     if type(model).__module__.startswith("transformers."):
-        document["architectures"] = [type(model).__name__]  # the config may name the class it was loaded as
+        # The config may name the class that it was loaded as, and code that was not.
+        document = {key: value for key, value in document.items() if key != "auto_map"}
+        document["architectures"] = [type(model).__name__]
+    else:  # whatever its code computes is compared with
+        document = in_transformers_words(document)
     where = f"{type(model).__name__} (live)"
     made = _from_huggingface(document, StateDictSource(model.state_dict(), where), None, where)
     generation = getattr(model, "generation_config", None)

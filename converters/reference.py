@@ -23,7 +23,7 @@ def build_reference(checkpoint: Checkpoint, with_heads: bool) -> PreTrainedModel
     import transformers
 
     config = checkpoint.config
-    document = dict(config.huggingface)
+    document = {key: value for key, value in config.huggingface.items() if key != "auto_map"}
     if with_heads and any(head.task == "masked_lm" and not head.tied for head in config.heads):
         document["tie_word_embeddings"] = False
     if any(layer.attention.soft_cap for layer in config.encoder.layers):

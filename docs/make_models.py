@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "docs" / "models.md"
@@ -67,6 +68,7 @@ def tested() -> set[tuple[str, str]]:
 def render() -> str:
     from families import SIZES, make_config
 
+    from ftbert.checkpoint import OWN_CLASSES
     from ftbert.converters.families import find_family
     from ftbert.converters.family import Derived
     from ftbert.converters.refused import REFUSED
@@ -117,8 +119,8 @@ def render() -> str:
     lines += [
         "",
         "Any sizes; hidden must be a multiple of heads where the config has no `head_dim`. Decoders (llama, mistral,",
-        "qwen2, qwen3, gemma2, gemma3_text) run as encoders, causal or, with `is_causal` false (gemma3_text: or",
-        "`use_bidirectional_attention`), in both directions. Their head over the vocabulary, tied or not, is read when",
+        "qwen2, qwen3, gemma2, gemma3_text) run as encoders, causal or, with `is_causal` false or (all but gemma2)",
+        "`use_bidirectional_attention`, in both directions. Their head over the vocabulary, tied or not, is read when",
         "a score asks for it (`predict`, `rerank`, `Model.head`): no call of the model computes it. `new` is the type",
         "of the published GTE models (gte-en-v1.5, gte-multilingual), compared with a model that the tests have.",
         "Soft caps of attention scores (gemma2) run on the general path; of transformers' attentions `eager` alone has",
@@ -127,6 +129,16 @@ def render() -> str:
         "With real weights, on sentences of STS-B, in float32 on the CPU (`tests/test_real_decoders.py`):",
         "",
         *_REAL,
+        "",
+        "Classes with code of their own under a known type (`auto_map`, or an `architectures` that transformers does",
+        "not have) are read where `ftbert/own_classes.py` says what their code changes:",
+        "",
+        "| class | model types | published by | what it changes |",
+        "|---|---|---|---|",
+        *(f"| `{one.code}` | {', '.join(one.kinds)} | {one.source} | {_changes(one)} |" for one in OWN_CLASSES),
+        "",
+        "Every other one is refused by its name: what it computes is in its code alone. A live model of such a class is",
+        "compared with ftbert's result on a few tokens, by `load` and `optimize`.",
         "",
         "Refused, with the reason in the error:",
         "",
@@ -145,6 +157,13 @@ def render() -> str:
         "inside the encoder what is missing, misshapen or left over is an error.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _changes(one: Any) -> str:
+    said = [f"`{key}` {str(value).lower()}" for key, value in one.says.items()]
+    layer = one.projection
+    said += [f"`{layer.name}.weight` over each token's state, `{layer.width}` entries"] if layer else []
+    return ", ".join(said) or "nothing"
 
 
 def _by_reason(refused: dict[str, str]) -> list[tuple[str, list[str]]]:

@@ -47,6 +47,7 @@ PYTHON = (
     "_library",
     "_fake",
     "dtypes",
+    "own_classes",
     "padded_batches",
     "pooled_rows",
     "sentence_modules",

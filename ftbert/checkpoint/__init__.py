@@ -42,15 +42,25 @@ from ftbert.input_file import (
     shown,
     typed,
 )
+from ftbert.own_classes import (
+    OWN_CLASSES,
+    PROJECTION,
+    Projection,
+    find_class,
+    in_transformers_words,
+    named_classes,
+    own_class,
+)
 from ftbert.sentence_modules import MODULES, Module, read_modules, transformer_folder
 from ftbert.staging_folder import StagingFolder
 
 __all__ = [
-    "CAUSAL_LM", "DTYPES", "FORMAT", "MODULES", "VERSION", "VOCABULARY", "WORD_TABLE", "AttentionConfig",
-    "Checkpoint", "CheckpointConfig", "EncoderConfig", "FeedForwardConfig", "HeadConfig", "LayerConfig", "Make",
-    "Module", "NormConfig", "PositionConfig", "RelativeBiasConfig", "RotaryConfig", "RowOrder", "Shape", "ShardConfig",
-    "StageConfig", "StagingFolder", "StateDictSource", "TensorSource", "WeightSpec", "activations", "check_shapes",
-    "cut", "exists", "expect_file", "expect_inside", "find_weights", "fits_8_bits", "list_folder", "named", "open_bin",
-    "open_weights", "read_checkpoint", "read_json_object", "read_json_value", "read_modules", "shard_names", "shard_of",
+    "CAUSAL_LM", "DTYPES", "FORMAT", "MODULES", "OWN_CLASSES", "PROJECTION", "VERSION", "VOCABULARY", "WORD_TABLE",
+    "AttentionConfig", "Checkpoint", "CheckpointConfig", "EncoderConfig", "FeedForwardConfig", "HeadConfig",
+    "LayerConfig", "Make", "Module", "NormConfig", "PositionConfig", "Projection", "RelativeBiasConfig", "RotaryConfig",
+    "RowOrder", "Shape", "ShardConfig", "StageConfig", "StagingFolder", "StateDictSource", "TensorSource", "WeightSpec",
+    "activations", "check_shapes", "cut", "exists", "expect_file", "expect_inside", "find_class", "find_weights",
+    "fits_8_bits", "in_transformers_words", "list_folder", "named", "named_classes", "open_bin", "open_weights",
+    "own_class", "read_checkpoint", "read_json_object", "read_json_value", "read_modules", "shard_names", "shard_of",
     "shared_layers", "shown", "stages_of", "told_products", "transformer_folder", "typed",
 ]  # fmt: skip

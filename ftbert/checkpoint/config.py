@@ -14,6 +14,7 @@ from ftbert._library import load_library
 from ftbert.checkpoint.encoder_config import EncoderConfig
 from ftbert.checkpoint.version_1 import upgraded
 from ftbert.input_file import named, shown, typed
+from ftbert.own_classes import PROJECTION
 
 FORMAT = "ftbert"
 VERSION = 2
@@ -59,7 +60,7 @@ class HeadConfig:
     @property
     def on_demand(self) -> bool:
         """Whether no call of the model computes it: it is read when it is asked for."""
-        return self.task == CAUSAL_LM
+        return self.task in (CAUSAL_LM, PROJECTION)
 
     def shapes(self, hidden: int) -> dict[str, list[int]]:
         """Every tensor's shape, by the last two parts of its name."""

@@ -19,6 +19,7 @@ from ftbert.text import (
     sharing,
     splade_rows,
     text_vectors,
+    token_states,
     token_vectors,
     token_weights,
 )
@@ -88,7 +89,7 @@ class Compute:
             return token_weights(model, model.forward_packed(ids, offsets, longest))
         if batch.kind in (Kind.TOKENS, Kind.FILLED):
             hidden: torch.Tensor = model.forward_packed(ids, offsets, longest)
-            return self._filled(batch, hidden, upload) if batch.kind == Kind.FILLED else hidden.float()
+            return self._filled(batch, hidden, upload) if batch.kind == Kind.FILLED else token_states(model, hidden)
         types = _joined_types(batch)
         kinds = None if types is None else upload(types)
         if batch.kind == Kind.LOGITS and self.pooled_scores:

@@ -96,7 +96,7 @@ def describe(model: Any, name: str, source: str, settings: Settings) -> Descript
         if task != "token_classifier":
             named = None if scores.activation is None else type(scores.activation).__name__
             activation = choose_activation(named, config.get("problem_type"), len(labels))
-    checked = Tokenizer(folder, text, model.config.max_seq)
+    checked, hidden = Tokenizer(folder, text, model.config.max_seq), model.config.hidden
     # Refuses an unknown pooling.
     vectors = {"sparse": "sparse", "multi_vector": "multi"}.get(task, "dense")
     options = TextOptions.choose(checked, model.config.hidden, pooling=settings.pooling, vectors=vectors)
@@ -115,7 +115,7 @@ def describe(model: Any, name: str, source: str, settings: Settings) -> Descript
         dtype=str(model.dtype).removeprefix("torch."),
         device=str(model.device),
         hidden=text.width(model.config.hidden, options.pooling),
-        token_width=_token_width(text, model.config.hidden) if task == "multi_vector" else model.config.hidden,
+        token_width=(_token_width(text, hidden) if task == "multi_vector" else text.state_width(hidden)),
         vocab=model.config.vocab,
         token_types=model.config.token_types,
         max_length=checked.max_length,
@@ -151,7 +151,7 @@ def describe(model: Any, name: str, source: str, settings: Settings) -> Descript
 
 
 def _token_width(text: TextSettings, hidden: int) -> int:
-    return text.multi.dense[-1].outputs if text.multi is not None and text.multi.dense else hidden
+    return text.multi.dense[-1].outputs if text.multi is not None and text.multi.dense else text.state_width(hidden)
 
 
 def _skipped(tokenizer: Tokenizer) -> dict[str, list[int]]:

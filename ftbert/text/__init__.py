@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ftbert.text.computing import compute_windows, launch
     from ftbert.text.encoding import embedding, text_options, tokenizer_of
     from ftbert.text.multi_vector import multi_vector_embedding, skipped_ids, token_vectors
-    from ftbert.text.pooling import Upload, dense_of, text_vectors
+    from ftbert.text.pooling import Upload, dense_of, text_vectors, token_states
     from ftbert.text.precision import check_ranges, quantized, ranges_of, stored_as
     from ftbert.text.scoring import ScoreSettings, next_logits, score_ids, vocabulary_head
     from ftbert.text.shared_prefix import sharing
@@ -41,8 +41,8 @@ __all__ = [
     "Window", "Workers", "batches_of", "by_token_budget", "check_pooling", "check_ranges", "compute_windows",
     "dense_of", "embedding", "entries_of", "joined", "launch", "lexical", "load_tokenizer",
     "multi_vector_embedding", "next_logits", "pack", "quantized", "ranges_of", "score_ids", "sharing",
-    "skipped_ids", "sparse_embedding", "splade_rows", "stored_as", "text_options", "text_vectors", "token_vectors",
-    "token_weights", "tokenizer_of", "tokens_kept", "tokens_of", "unweighted", "vocabulary_head",
+    "skipped_ids", "sparse_embedding", "splade_rows", "stored_as", "text_options", "text_vectors", "token_states",
+    "token_vectors", "token_weights", "tokenizer_of", "tokens_kept", "tokens_of", "unweighted", "vocabulary_head",
 ]  # fmt: skip
 
 _LATE = {
@@ -51,8 +51,8 @@ _LATE = {
     "multi_vector_embedding": "multi_vector", "next_logits": "scoring", "quantized": "precision",
     "ranges_of": "precision", "score_ids": "scoring", "sharing": "shared_prefix", "skipped_ids": "multi_vector",
     "sparse_embedding": "sparse", "splade_rows": "sparse", "stored_as": "precision", "text_options": "encoding",
-    "text_vectors": "pooling", "token_vectors": "multi_vector", "token_weights": "sparse", "tokenizer_of": "encoding",
-    "vocabulary_head": "scoring",
+    "text_vectors": "pooling", "token_states": "pooling", "token_vectors": "multi_vector", "token_weights": "sparse",
+    "tokenizer_of": "encoding", "vocabulary_head": "scoring",
     **dict.fromkeys(("CallersThread", "Job", "Launch", "ReplicaThreads", "Result", "Workers"), "workers"),
 }  # fmt: skip
 

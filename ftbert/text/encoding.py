@@ -16,7 +16,7 @@ from ftbert.text.batching import Batch
 from ftbert.text.computing import Work, rows_of_texts
 from ftbert.text.long_texts import Average
 from ftbert.text.options import TextOptions
-from ftbert.text.pooling import Upload, text_vectors
+from ftbert.text.pooling import Upload, text_vectors, token_states
 from ftbert.text.settings import TextSettings
 from ftbert.text.tokenizer import Tokenizer
 from ftbert.text.tokens import Text, Tokens
@@ -36,7 +36,7 @@ def embedding(model: Any, how: TextOptions, tokens: bool = False) -> Work:
         compute=_token_vectors if tokens else partial(pooled_vectors, how=merge.pooling() if merge else how),
         tokenise=lambda texts: long_texts.tokenise(tokenizer, texts, how).check(config.vocab, config.token_types),
         merge=merge,
-        width=model.config.hidden if tokens else how.width,
+        width=tokenizer.settings.state_width(model.config.hidden) if tokens else how.width,
         parts=rows_of_texts if tokens else None,
         max_tokens=how.max_tokens,
         batch_size=how.batch_size,
@@ -87,7 +87,7 @@ def pooled_vectors(model: Any, batch: Batch, upload: Upload, how: TextOptions) -
 
 
 def _token_vectors(model: Any, batch: Batch, upload: Upload) -> torch.Tensor:
-    return model.forward_packed(upload(batch.ids), upload(batch.cu_seqlens), batch.longest).float()
+    return token_states(model, model.forward_packed(upload(batch.ids), upload(batch.cu_seqlens), batch.longest))
 
 
 def _warn_of_scores(model: Any) -> None:

@@ -14,7 +14,7 @@ from ftbert.text import long_texts
 from ftbert.text.batching import Batch
 from ftbert.text.computing import Work
 from ftbert.text.encoding import text_options, tokenizer_of
-from ftbert.text.pooling import Upload, dense_of
+from ftbert.text.pooling import Upload, dense_of, token_states
 from ftbert.text.token_arrays import tokens_kept
 from ftbert.text.tokenizer import Tokenizer
 from ftbert.text.tokens import Text, Tokens, tokens_of
@@ -62,7 +62,7 @@ def _vectors(model: Any, batch: Batch, upload: Upload, settings: MultiSettings) 
 
 def token_vectors(model: Any, hidden: torch.Tensor, settings: MultiSettings) -> torch.Tensor:
     """[tokens, hidden] -> float32 [tokens, width]: of every token, also of those that have none."""
-    vectors = hidden.float()
+    vectors = token_states(model, hidden)
     for layer in dense_of(model, "multi"):
         vectors = layer(vectors)
     return normalize(vectors) if settings.normalize else vectors

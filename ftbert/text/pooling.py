@@ -43,9 +43,14 @@ class Dense:
     normalized: bool
 
     @classmethod
-    def load(cls, settings: DenseSettings, device: Any) -> Dense:
-        """ValueError where the weights are missing or do not fit, or for an activation that is not torch's."""
+    def load(cls, settings: DenseSettings, model: Any) -> Dense:
+        """On the model's device. ValueError where the weights are missing or do not fit, or for an activation that is
+        not torch's."""
         chosen = activation(settings.activation, f"{settings.folder / 'config.json'}: activation_function")
+        if settings.head:
+            weight = model.head(settings.head).out_weight.float()
+            return cls(weight, None, None, chosen, settings.normalized)
+        device = model.device
         alone = bool(settings.file)  # a linear layer's state dict
         source = open_bin(settings.folder / settings.file) if alone else open_weights(settings.folder)
         stem = "" if alone else "linear."
@@ -96,8 +101,8 @@ Layer = Dense | LayerNorm
 
 
 def dense_of(model: Any, vectors: str = "dense") -> tuple[Layer, ...]:
-    """Those of `model`'s folder on its device, for "dense", "sparse" or "multi" vectors or "scores", read once per
-    model. ValueError as of `TextSettings.from_folder` and `Dense.load`."""
+    """Those of `model`'s folder on its device, for "dense", "sparse" or "multi" vectors, "scores" or the "states" of
+    tokens, read once per model. ValueError as of `TextSettings.from_folder` and `Dense.load`."""
     built = _dense.setdefault(model, {})
     if vectors not in built:
         read = TextSettings.for_scores if vectors == "scores" else TextSettings.from_folder
@@ -107,8 +112,10 @@ def dense_of(model: Any, vectors: str = "dense") -> tuple[Layer, ...]:
             layers = (settings.sparse.linear,) if settings.sparse is not None and settings.sparse.linear else ()
         elif vectors == "multi":
             layers = settings.multi.dense if settings.multi is not None else ()
+        elif vectors == "states":
+            layers = settings.projection
         built[vectors] = tuple(
-            Dense.load(one, model.device) if isinstance(one, DenseSettings) else LayerNorm.load(one, model.device)
+            Dense.load(one, model) if isinstance(one, DenseSettings) else LayerNorm.load(one, model.device)
             for one in layers
         )
     return built[vectors]
@@ -148,6 +155,15 @@ def text_vectors(
     for layer in dense:
         vectors = layer(vectors)
     return normalize(vectors) if unit else vectors
+
+
+def token_states(model: Any, hidden: torch.Tensor) -> torch.Tensor:
+    """[tokens, hidden] -> float32 [tokens, width]: what transformers calls the model's last hidden state, through the
+    layer that a class of its own has behind it."""
+    states = hidden.float()
+    for layer in dense_of(model, "states"):
+        states = layer(states)
+    return states
 
 
 class _Pooled:

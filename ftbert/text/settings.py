@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from ftbert.input_file import read_json_object, shown
+from ftbert.own_classes import in_transformers_words
 from ftbert.sentence_modules import MODULES, Module, read_modules, transformer_folder
 from ftbert.text.checks import length_in
 from ftbert.text.transformer_settings import read_transformer, sentence_config
 from ftbert.text.vector_modules import (
     NOTHING,
+    DenseSettings,
     LayerSettings,
     MultiSettings,
     SparseSettings,
@@ -26,6 +28,7 @@ from ftbert.text.vector_modules import (
     read_expansion,
     read_linears,
     read_multi,
+    read_projection,
     read_splade,
 )
 
@@ -77,7 +80,8 @@ class TextSettings:
     similarity: one of `SIMILARITIES`. subfolder: where in the folder the tokenizer is. stated: the folder itself says
     how its vectors are made. logit_score: of a model that scores by what it would say next; scored: of one whose pooled
     vectors are scores. sparse, multi: how sparse vectors and those of tokens are made, None where there are none.
-    other: why there is no vector a text, "" where there is one.
+    other: why there is no vector a text, "" where there is one. projection: what each token's state goes through first,
+    of a class of its own; `dense` begins with it.
     """
 
     pooling: str = "mean"
@@ -100,6 +104,7 @@ class TextSettings:
     sparse: SparseSettings | None = None
     multi: MultiSettings | None = None
     other: str = ""
+    projection: tuple[DenseSettings, ...] = ()
 
     def expect(self, vectors: str) -> None:
         """`OtherVectors` where the folder's model does not give "dense", "sparse" or "multi" ones."""
@@ -124,12 +129,22 @@ class TextSettings:
     def width(self, hidden: int, pooling: str | None = None) -> int:
         """Entries of a vector, before any truncation. pooling: another than the folder's. ValueError where a Dense
         module does not fit what comes before it."""
-        width = hidden * len((pooling or self.pooling).split("+"))
+        modes = (pooling or self.pooling).split("+")
+        if self.projection and (len(modes) > 1 or "max" in modes):
+            raise ValueError(
+                f"pooling {'+'.join(modes)} is not supported: this model's class has a linear layer over each token's "
+                "state, which ftbert computes behind the pooling; expected one of its modes but max"
+            )
+        width = hidden * len(modes)
         for dense in self.dense:
             if dense.inputs != width:
                 raise ValueError(f"{dense.folder}: takes vectors of {dense.inputs} entries, gets {width}")
             width = dense.outputs
         return width
+
+    def state_width(self, hidden: int) -> int:
+        """Entries of a token's state."""
+        return self.projection[-1].outputs if self.projection else hidden
 
     @classmethod
     def from_folder(cls, folder: Path) -> TextSettings:
@@ -146,18 +161,24 @@ class TextSettings:
             )
         if kind:
             read = _sparse if kind == "sparse" else _multi
-            return cls(subfolder=subfolder, stated=True, **read(folder, home, modules, values))
+            found = read(folder, home, modules, values)
+            return cls(subfolder=subfolder, stated=True, projection=read_projection(home, _config(home)), **found)
+        projection = read_projection(home, _config(home))
         sparse, multi = read_linears(home, _config(home).get("hidden_size"))
         # What another kind of model saved (a CrossEncoder) is not used for embeddings.
         if not modules or values.get("model_type", _MODEL_TYPE) != _MODEL_TYPE:
             if not modules and str(next(iter(_architectures(home)), "")).endswith("ForMaskedLM"):
                 sparse = sparse or SparseSettings()
-            return cls(pooling=_default_pooling(home), subfolder=subfolder, sparse=sparse, multi=multi)
+            return cls(
+                pooling=_default_pooling(home), subfolder=subfolder, sparse=sparse, multi=multi, dense=projection,
+                projection=projection,
+            )  # fmt: skip
         pooling, behind = _chain(folder / MODULES, modules)
         dense, normalize = read_behind(behind, "sentence_embedding")
         return cls(
             **_pooling(pooling / "config.json"),
-            dense=dense,
+            dense=(*projection, *dense),
+            projection=projection,
             normalize=normalize,
             subfolder=subfolder,
             stated=True,
@@ -183,7 +204,9 @@ class TextSettings:
         if kinds[:2] == ["Transformer", "Pooling"]:
             pooling, behind = _chain(folder / MODULES, modules)
             layers, _ = read_behind(behind, "sentence_embedding", last="scores")
-            pooled = {"dense": layers, "scored": True, **_pooling(pooling / "config.json")}
+            projection = read_projection(home, _config(home))
+            pooled = {"dense": (*projection, *layers), "projection": projection, "scored": True}
+            pooled |= _pooling(pooling / "config.json")
             if not layers or not pooled["include_prompt"]:
                 raise ValueError(f"{folder / MODULES}: scores need a Dense behind a Pooling that includes prompts")
         if score is None and not pooled and kinds != ["Transformer"]:
@@ -279,7 +302,7 @@ def _default_pooling(folder: Path) -> str:
     """Of a folder without modules: a causal language model's is the last token."""
     architectures = _architectures(folder)
     causal = architectures[:1] and str(architectures[0]).endswith("ForCausalLM")
-    return "last" if causal and _config(folder).get("is_causal", True) else "mean"
+    return "last" if causal and in_transformers_words(_config(folder)).get("is_causal", True) else "mean"
 
 
 def _architectures(folder: Path) -> list[Any]:

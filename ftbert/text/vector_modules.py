@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ftbert.input_file import exists, read_json_object, shown
+from ftbert.own_classes import PROJECTION, own_class
 from ftbert.sentence_modules import Module
 from ftbert.text.checks import positive
 
@@ -34,8 +35,9 @@ _PYLATE = (
 class DenseSettings:
     """activation(linear(x)), with x added where `residual`; x is brought to length 1 before where `normalized`.
 
-    folder: of its weights; file: where they are no module's, but a linear layer's alone. inputs, outputs: entries of a
-    vector. activation: a class of torch.nn, with its module.
+    folder: of its weights; file: where they are no module's, but a linear layer's alone; head: where they are those of
+    the checkpoint's head for that. inputs, outputs: entries of a vector. activation: a class of torch.nn, with its
+    module.
     """
 
     folder: Path
@@ -46,6 +48,7 @@ class DenseSettings:
     residual: bool = False
     normalized: bool = False
     file: str = ""
+    head: str = ""
 
 
 @dataclass(frozen=True)
@@ -147,6 +150,18 @@ def read_linears(folder: Path, hidden: Any) -> tuple[SparseSettings | None, Mult
         linear = DenseSettings(folder, hidden, hidden, True, "torch.nn.modules.linear.Identity", file=MULTI_LINEAR)
         multi = MultiSettings((linear,), normalize=True, first=False)
     return sparse, multi
+
+
+def read_projection(folder: Path, config: Any) -> tuple[DenseSettings, ...]:
+    """The layer that a class of its own has over each token's state; none of transformers' has one. config: of the
+    model in `folder`, as HuggingFace writes it. ValueError for a width that is none."""
+    own = own_class(config) if isinstance(config, dict) else None
+    if own is None or own.projection is None:
+        return ()
+    inputs, outputs = (
+        positive(f"{folder / 'config.json'}: {key}", config.get(key)) for key in ("hidden_size", own.projection.width)
+    )
+    return (DenseSettings(folder, inputs, outputs, False, "torch.nn.modules.linear.Identity", head=PROJECTION),)
 
 
 def read_multi(where: Path, modules: Sequence[Module], head: Path, values: Mapping[str, Any]) -> MultiSettings:

@@ -1,0 +1,106 @@
+"""Model classes whose code is not transformers' own: those that ftbert reads, and what each changes.
+
+config.json names a class in `auto_map` (its code lies beside the weights, or in another repository of the hub) or in
+`architectures`. What the class computes stands in its code alone, so a class is read where somebody has read that code
+and written a row here. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+Config = dict[str, Any]
+PROJECTION = "projection"  # the task of the head that a checkpoint keeps a `Projection` as
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A linear layer without bias over each token's last state, which is the class's last hidden state. name: of the
+    layer among the tensors; width: the config's key for its outputs."""
+
+    name: str
+    width: str
+
+
+@dataclass(frozen=True)
+class OwnClass:
+    """code: "module.Class" as auto_map says it, without the repository; "Class" alone: as architectures says it,
+    without any code beside the weights. Both may have `*`. kinds: the model types that it is read of. source: who
+    publishes it. says: entries of config.json, in transformers' words, that mean what the class computes."""
+
+    code: str
+    kinds: tuple[str, ...]
+    source: str
+    says: Mapping[str, Any] = field(default_factory=dict)
+    projection: Projection | None = None
+
+    @property
+    def name(self) -> str:
+        return self.code.rpartition(".")[2]
+
+
+_BOTH_WAYS = {"is_causal": False}
+_VOYAGE_4 = "voyageai/voyage-4-nano"
+_VOYAGE = Projection("linear", "num_labels")
+
+OWN_CLASSES = (
+    # What transformers computes for the type, too.
+    OwnClass("modeling_hf_nomic_bert.NomicBert*", ("nomic_bert",), "nomic-ai/nomic-bert-2048"),
+    OwnClass("modeling.New*", ("new",), "Alibaba-NLP/new-impl"),
+    OwnClass("modeling_eurobert.EuroBert*", ("eurobert",), "EuroBERT/EuroBERT-210m"),
+    OwnClass("modeling_lora.XLMRobertaLoRA", ("jina_embeddings_v3",), "jinaai/xlm-roberta-flash-implementation"),
+    OwnClass("modeling_xlm_roberta.XLMRoberta*", ("jina_embeddings_v3",), "jinaai/xlm-roberta-flash-implementation"),
+    # Reads is_causal, which transformers reads too.
+    OwnClass("modeling_qwen.Qwen2*", ("qwen2",), "Alibaba-NLP/gte-Qwen2-7B-instruct, NovaSearch/stella_en_1.5B_v5"),
+    # Others' code for the encoder, with a layer behind it that AutoModel does not read.
+    OwnClass("HF_ColBERT", ("bert", "roberta", "xlm-roberta"), "colbert-ir/colbertv2.0"),
+    OwnClass("LLaMAForCausalLM", ("llama",), "the first conversions of LLaMA"),
+    # Attention in both directions.
+    OwnClass("modeling_qwen3_bidirectional.Qwen3BidirectionalModel", ("qwen3",), _VOYAGE_4, _BOTH_WAYS, _VOYAGE),
+    OwnClass("VoyageQwen3BidirectionalEmbedModel", ("qwen3",), f"vLLM, of {_VOYAGE_4}", _BOTH_WAYS, _VOYAGE),
+    OwnClass("modeling_llama_encoder.LlamaEncoderModel", ("llama",), "McGill-NLP/LLM2Vec", _BOTH_WAYS),
+    OwnClass("modeling_mistral_encoder.MistralEncoderModel", ("mistral",), "McGill-NLP/LLM2Vec", _BOTH_WAYS),
+)  # fmt: skip
+
+# Model types of which transformers' own class does not read use_bidirectional_attention, while the code that writes it
+# into their config does.
+_READ_ELSEWHERE = ("llama", "mistral", "qwen2", "qwen3")
+
+
+def named_classes(document: Config) -> list[str]:
+    """Model classes as auto_map names them, "module.Class", and the first of architectures, "Class"."""
+    listed: Any = document.get("auto_map")
+    values = [listed[key] for key in listed if str(key).startswith("AutoModel")] if isinstance(listed, dict) else []
+    found = [str(value).rpartition("--")[2] for value in values]
+    architectures = document.get("architectures")
+    if isinstance(architectures, list) and architectures and isinstance(architectures[0], str) and architectures[0]:
+        found.append(architectures[0])
+    return list(dict.fromkeys(found))
+
+
+def find_class(document: Config, name: str) -> OwnClass | None:
+    """The row of a class that `named_classes` found; None where there is none for the config's model type."""
+    kind = document.get("model_type")
+    for row in OWN_CLASSES:
+        known = row.code if "." in name else row.name
+        if kind in row.kinds and fnmatchcase(name, known):
+            return row
+    return None
+
+
+def own_class(document: Config) -> OwnClass | None:
+    """The row of the class that a config names first, code beside the weights before architectures."""
+    found = (find_class(document, name) for name in named_classes(document))
+    return next((row for row in found if row is not None), None)
+
+
+def in_transformers_words(document: Config) -> Config:
+    """The same config with what its class computes said as transformers' own class of the type reads it."""
+    row = own_class(document)
+    said = dict(row.says) if row is not None else {}
+    if document.get("use_bidirectional_attention") is True and document.get("model_type") in _READ_ELSEWHERE:
+        said |= _BOTH_WAYS
+    return document | said

@@ -1,0 +1,144 @@
+"""Config files that name a class with code of its own: read where a row says what it changes, else refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from compare import assert_close
+from families import make_batch, make_model
+from safetensors.torch import load_file, save_file
+from tokenizers_offline import modules_of, write
+
+import ftbert
+from ftbert.converters import convert
+from ftbert.server.description import describe
+from ftbert.server.settings import Settings
+from ftbert.text import TextSettings, load_tokenizer
+
+TEXTS = ["hello world", "naive cafe the end hello", "two"]
+
+
+def edit(folder: Path, **entries: Any) -> Path:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | entries))
+    return folder
+
+
+@pytest.fixture
+def voyage(tmp_path: Path) -> tuple[Path, Any, torch.Tensor]:
+    """As voyageai/voyage-4-nano is published; the model that its code makes, and the layer behind it."""
+    folder = write(tmp_path / "voyage", "bert", model_max_length=64, tokenizer_class="BertTokenizer")
+    sizes = {"vocab_size": 400, "tie_word_embeddings": True, "num_labels": 90}
+    inner = make_model("qwen3", "encoder", 0, is_causal=False, **sizes)
+    linear = torch.randn(90, inner.config.hidden_size, generator=torch.Generator().manual_seed(1))
+    inner.save_pretrained(folder)
+    state = {f"model.{name}": tensor for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(state | {"linear.weight": linear}, folder / "model.safetensors", metadata={"format": "pt"})
+    document = json.loads((folder / "config.json").read_text())
+    del document["is_causal"]
+    code = {"AutoModel": "modeling_qwen3_bidirectional.Qwen3BidirectionalModel"}
+    said = {"architectures": ["Qwen3ForCausalLM"], "auto_map": code, "use_bidirectional_attention": True}
+    (folder / "config.json").write_text(json.dumps(document | said | {"num_labels": 90}))
+    (folder / "modules.json").write_text(json.dumps(modules_of("Transformer", "Pooling", "Normalize")))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling/config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    return folder, inner, linear
+
+
+def test_voyage_4(voyage: tuple[Path, Any, torch.Tensor], tmp_path: Path) -> None:
+    folder, inner, linear = voyage
+    model = ftbert.load(folder)
+    assert not any(layer.attention.causal for layer in model.config.layers)
+    with torch.no_grad():
+        ids = [torch.tensor([load_tokenizer(folder)(text)["input_ids"]]) for text in TEXTS]
+        states = [inner(one).last_hidden_state[0] @ linear.T for one in ids]
+    want = torch.stack([torch.nn.functional.normalize(one.mean(0), dim=0) for one in states]).numpy()
+    for one in (model, ftbert.load(convert(folder, tmp_path / "copy")), ftbert.load(folder, heads=False)):
+        assert np.abs(one.encode(TEXTS) - want).max() < 1e-6
+        for ours, theirs in zip(one.encode(TEXTS, output_value="token_embeddings"), states, strict=True):
+            assert_close(torch.from_numpy(ours), theirs, atol=3e-5)
+    assert model.encode(TEXTS, pooling="cls").shape == (3, 90)
+    with pytest.raises(ValueError, match="pooling max is not supported: this model's class has a linear layer"):
+        model.encode(TEXTS, pooling="max")
+    about = describe(model, "", str(folder), Settings(models=()))
+    assert (about.task, about.hidden, about.token_width) == ("embedding", 90, 90)
+    assert_close(model.reference()(ids[1]).last_hidden_state, inner(ids[1]).last_hidden_state, atol=1e-6)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_use_bidirectional_attention(family: str, tmp_path: Path) -> None:
+    """Code beside the weights reads it; transformers' own classes of these types do not."""
+    reference = make_model(family, "encoder", 0, is_causal=False)
+    reference.save_pretrained(tmp_path)
+    edit(tmp_path, is_causal=None, use_bidirectional_attention=True, architectures=[f"{type(reference).__name__[:-5]}ForCausalLM"])
+    batch = make_batch(reference, "encoder", "right")
+    kept = batch["attention_mask"].bool()
+    with torch.no_grad():
+        want = reference(**batch).last_hidden_state
+    model = ftbert.load(tmp_path)
+    assert_close(model(**batch).last_hidden_state[kept], want[kept], atol=3e-5)
+    assert_close(model.reference()(**batch).last_hidden_state[kept], want[kept], atol=1e-6)
+    assert TextSettings.from_folder(tmp_path).pooling == "mean"
+
+
+@pytest.mark.parametrize("where", ["", "someone/elsewhere--"])
+@pytest.mark.parametrize(("family", "code"), [("bert", "bert_layers.BertModel"), ("qwen3", "modeling.KaLMModel"), ("llama", "modeling.NewModel")])
+def test_code_that_nobody_listed_is_refused_by_name(family: str, code: str, where: str, tmp_path: Path) -> None:
+    make_model(family, "encoder", 0).save_pretrained(tmp_path)
+    entries = {"AutoConfig": "configuration.Any", "AutoModel": where + code}
+    edit(tmp_path, auto_map=entries)
+    with pytest.raises(ValueError, match=rf"config\.json: auto_map names {code}, .* take auto_map out of config\.json"):
+        ftbert.load(tmp_path)
+    ftbert.load(edit(tmp_path, auto_map={"AutoConfig": "configuration.Any", "AutoTokenizer": ["a.B", None]}))
+
+
+def test_an_architecture_that_nobody_has_is_refused_by_name(tmp_path: Path) -> None:
+    make_model("bert", "encoder", 0).save_pretrained(tmp_path)
+    edit(tmp_path, architectures=["BertForContrast"])
+    with pytest.raises(ValueError, match=r"architectures names BertForContrast, .* name that class there"):
+        ftbert.load(tmp_path)
+    for name in ("BertLMHeadModel", "RobertaModel", "HF_ColBERT"):
+        ftbert.load(edit(tmp_path, architectures=[name]))
+
+
+@pytest.mark.parametrize(
+    ("family", "code"),
+    [
+        ("nomic_bert", "nomic-ai/nomic-bert-2048--modeling_hf_nomic_bert.NomicBertModel"),
+        ("nomic_bert", "modeling_hf_nomic_bert.NomicBertForPreTraining"),
+        ("eurobert", "modeling_eurobert.EuroBertModel"),
+        ("jina_embeddings_v3", "jinaai/xlm-roberta-flash-implementation--modeling_lora.XLMRobertaLoRA"),
+        ("new", "Alibaba-NLP/new-impl--modeling.NewModel"),
+        ("qwen2", "modeling_qwen.Qwen2Model"),
+    ],
+)
+def test_listed_code_is_what_transformers_has(family: str, code: str, tmp_path: Path) -> None:
+    reference = make_model(family, "encoder", 0, **({"is_causal": False} if family == "qwen2" else {}))
+    reference.save_pretrained(tmp_path)
+    batch = make_batch(reference, "encoder", "right")
+    plain = ftbert.load(tmp_path)(**batch).last_hidden_state
+    assert torch.equal(ftbert.load(edit(tmp_path, auto_map={"AutoModel": code}))(**batch).last_hidden_state, plain)
+
+
+@pytest.mark.parametrize("load", [ftbert.load, ftbert.optimize])
+def test_live_code_is_compared(load: Any) -> None:
+    """A subclass under a known type, as transformers makes one of auto_map, whose tokens see all others."""
+    from transformers import Qwen3Model
+
+    class Both(Qwen3Model):
+        def forward(self, input_ids: Any = None, attention_mask: Any = None, **given: Any) -> Any:
+            whole = torch.zeros(1, 1, input_ids.shape[1], input_ids.shape[1])
+            return super().forward(input_ids, attention_mask={"full_attention": whole}, **given)
+
+    config = make_model("qwen3", "encoder", 0, max_window_layers=28).config
+    live = Both(config).eval()
+    with pytest.raises(RuntimeError, match="differs from Both's own"):
+        load(live)
+    config.use_bidirectional_attention = True  # what such code says of itself
+    load(Both(config).eval())
+    load(Qwen3Model(config).eval())  # transformers' own does not read it
