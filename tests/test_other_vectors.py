@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import string
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import ftbert
 from ftbert.converters import convert
 from ftbert.evaluation import SAMPLE_TEXTS, check
 from ftbert.files import embed_file
-from ftbert.text import sparse
+from ftbert.text import TextSettings, sparse
 
 
 def both(folder: Path, kind: Any = SparseEncoder) -> tuple[Any, Any]:
@@ -303,3 +304,18 @@ def test_pylates_older_folders(tmp_path: Path, marker: str) -> None:
         for mine, other in zip(ours.encode_multi_vector(texts, task=task), getattr(theirs, f"encode_{task}")(texts), strict=True):
             assert_same(mine, np.asarray(other))
     assert ours.encode_multi_vector(SAMPLE_TEXTS[:2], task="document")[0].shape[1] == 16
+    # Before sentence-transformers wrote a model_type; which sentence-transformers does not take for PyLate's.
+    del settings["model_type"]
+    for entries, module in ((settings, "pylate.models.Dense.Dense"), (settings, "sentence_transformers.models.Dense"), ({}, "pylate.models.Dense.Dense")):
+        (folder / "config_sentence_transformers.json").write_text(json.dumps(entries))
+        modules = json.loads((folder / "modules.json").read_text())
+        modules[1]["type"] = module
+        (folder / "modules.json").write_text(json.dumps(modules))
+        older = ftbert.load(folder)
+        for mine, other in zip(older.encode_multi_vector(texts, task="document"), ours.encode_multi_vector(texts, task="document"), strict=True):
+            assert entries == {} or np.array_equal(mine, other)
+            assert np.abs(np.linalg.norm(mine, axis=1) - 1).max(initial=0) < 1e-6
+    text = TextSettings.from_folder(folder)  # the file says nothing
+    assert (text.query_length, text.document_length, text.prompts) == (32, 180, {"query": "[Q] ", "document": "[D] "})
+    assert text.multi is not None and text.multi.skipped == tuple(string.punctuation)
+    assert text.multi.expansion is not None and (text.multi.expansion.length, text.multi.expansion.attend) == (32, False)

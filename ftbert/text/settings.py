@@ -30,6 +30,7 @@ from ftbert.text.vector_modules import (
     read_multi,
     read_projection,
     read_splade,
+    with_pylates_own,
 )
 
 # How a text's tokens become one vector: our name, sentence-transformers' one, and its flag before 5.x. Vectors of
@@ -150,7 +151,8 @@ class TextSettings:
     def from_folder(cls, folder: Path) -> TextSettings:
         """As SentenceTransformer reads `folder`. ValueError names the file that is broken or asks for what encode does
         not do; `OtherVectors` names what the model is for."""
-        modules, values = read_modules(folder), _head(folder)
+        modules = read_modules(folder)
+        values = with_pylates_own(modules, _head(folder))
         home = transformer_folder(folder)
         subfolder = "" if home == folder else str(home.relative_to(folder))
         kind = kind_of(modules, values) if modules else ""

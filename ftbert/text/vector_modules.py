@@ -29,6 +29,11 @@ _PYLATE = (
     "query_expansion", "do_query_expansion", "attend_to_expansion_tokens", "attend_to_mask_tokens", "query_prefix",
     "document_prefix", "skiplist_words", "query_length", "document_length",
 )  # fmt: skip
+# What PyLate does where a folder says nothing else.
+_PYLATES_OWN: dict[str, Any] = {
+    "query_prefix": "[Q] ", "document_prefix": "[D] ", "query_length": 32, "document_length": 180,
+    "skiplist_words": list(string.punctuation),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -105,6 +110,18 @@ class MultiSettings:
     markers: tuple[str, ...] = ()
 
 
+def with_pylates_own(modules: Sequence[Module], values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values`, of config_sentence_transformers.json, as PyLate reads them where it saved the folder, before
+    sentence-transformers wrote a model_type or after."""
+    stated = values.get("model_type")
+    own_module = any(module.full.startswith("pylate.") for module in modules)
+    own_entry = any(key in values for key in _PYLATE) and all(module.kind != "Pooling" for module in modules)
+    if stated != "ColBERT" and (stated is not None or not (own_module or own_entry)):
+        return dict(values)
+    said = {key: value for key, value in values.items() if value is not None or key not in _PYLATES_OWN}
+    return {**_PYLATES_OWN, **said, "model_type": "ColBERT"}
+
+
 def kind_of(modules: Sequence[Module], values: Mapping[str, Any]) -> str:
     """ "sparse", "multi", or "" for one vector a text. values: of config_sentence_transformers.json."""
     kinds = {str(values.get("model_type")), *(module.kind for module in modules)}
@@ -179,8 +196,6 @@ def read_multi(where: Path, modules: Sequence[Module], head: Path, values: Mappi
     pylate = values.get("model_type") == "ColBERT"  # says nothing of the modules that PyLate itself adds
     dense, normalize = read_behind(found[1:], "token_embeddings", kinds[1:])
     skipped, skipped_for = values.get("skiplist_words"), ["document"]
-    if skipped is None and pylate:
-        skipped = list(string.punctuation)
     for module in found:
         if module.kind == "MultiVectorMask":
             path = module.folder / "config.json"
