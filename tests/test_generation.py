@@ -20,13 +20,14 @@ from hypothesis import strategies as st
 from language_models import FAMILIES, loaded, made, texts
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
+from transformers.generation.stopping_criteria import StopStringCriteria
 
 import ftbert
 from ftbert import cli
 from ftbert.converters import convert
 from ftbert.decoding.decoder import decoder_of
 from ftbert.decoding.generation import Generation
-from ftbert.decoding.prompts import spelled_ends, tokenizer_for
+from ftbert.decoding.prompts import dropped, spelled_ends, tokenizer_for
 from ftbert.decoding.sampling import Sampling
 from ftbert.decoding.stated import stated
 from ftbert.decoding.text_stream import TextStream
@@ -249,6 +250,69 @@ def test_stop_strings_across_tokens(text: str, stop: list[str], data: st.DataObj
     seen = "".join(tokens[: place + 1])
     assert stream.stopped == any(one in seen for one in stop) == any(one in text for one in stop)
     assert got == seen[: min((at for one in stop if (at := seen.find(one)) >= 0), default=len(seen))]
+
+
+@functools.cache
+def whole_tokens(kind: str) -> list[int]:
+    """Special ones, and those that are whole characters: transformers compares the others byte by byte."""
+    return [one for one in range(len(tokenizer(kind))) if "\ufffd" not in tokenizer(kind).decode([5, one])]
+
+
+@settings(max_examples=150, deadline=None)
+@given(kind=st.sampled_from(["bytes", "mark"]), data=st.data())
+def test_stop_strings_are_those_of_transformers(kind: str, data: st.DataObject) -> None:
+    """They may be, hold and surround special tokens, and the text does not show those."""
+    words = tokenizer(kind)
+    ids = data.draw(st.lists(st.sampled_from([0, 1, 2, *whole_tokens(kind)]), min_size=1, max_size=12))
+    prompt = words("hello world", add_special_tokens=False)["input_ids"]
+    kept = functools.partial(words.decode, clean_up_tokenization_spaces=False)
+    decode = functools.partial(kept, skip_special_tokens=True)
+    whole = kept(prompt + ids)[len(kept(prompt)) :]
+    cuts = data.draw(st.lists(st.tuples(st.integers(0, len(whole)), st.integers(1, 9)), min_size=1, max_size=3))
+    stop = [part for start, count in cuts if (part := whole[start : start + count])] or ["never"]
+    stop += [decode(ids)[:6] or "never"]  # which special tokens may part
+    theirs = StopStringCriteria(words, stop)
+    ended = next((i + 1 for i in range(len(ids)) if theirs(torch.tensor([ids[: i + 1]]), None)), len(ids) + 1)  # type: ignore[arg-type]
+    stream, got, pushed = TextStream(decode, prompt, stop, dropped(words)), "", 0
+    while pushed < len(ids) and not stream.stopped:
+        got += stream.push(ids[pushed])
+        pushed += 1
+    assert (pushed if stream.stopped else pushed + 1) == ended
+    got += stream.end()
+    assert decode(prompt + ids).startswith(decode(prompt) + got)
+    assert stream.stopped or decode(prompt) + got == decode(prompt + ids)
+
+
+@pytest.mark.parametrize(("stop", "last", "want"), [
+    ("<s>", None, "hello world"), ("ld<s>", None, "hello wor"), ("ld</s>", 2, "hello world"), ("ld<s></s>", 2, "hello wor"),
+])  # fmt: skip
+def test_stop_strings_that_hold_special_tokens(stop: str, last: int | None, want: str) -> None:
+    """Also the one after which the text is complete anyway. The tokens: hello world<s>."""
+    words = tokenizer("bytes")
+    decode = functools.partial(words.decode, skip_special_tokens=True)
+    stream = TextStream(decode, (), [stop], dropped(words))
+    pieces = [stream.push(one) for one in [*words("hello world", add_special_tokens=False)["input_ids"], 1]]
+    assert "".join(pieces) + stream.end(last) == want and stream.stopped == (stop != "ld</s>")
+
+
+def test_a_special_token_ends_a_text(model: ftbert.Model, folder: Path, tmp_path: Path) -> None:
+    """Here <s>, which is none of those that end texts by themselves."""
+    ids = tokenizer("bytes")("hello")["input_ids"]
+    free = model.generate_ids([ids], max_new_tokens=12)[0]
+    for file in folder.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "generation_config.json").unlink()
+    said = {"eos_token_id": 2, "sequence_bias": [[[*free[1:4], 1], 1e4]]}
+    (tmp_path / "generation_config.json").write_text(json.dumps(said))
+    other = ftbert.load(tmp_path)
+    assert other.generate_ids([ids], max_new_tokens=5) == [[*free[:4], 1]]
+    stream = other.stream("hello", max_new_tokens=12, stop=["<s>"])
+    want = model.generate("hello", max_new_tokens=4)
+    assert "".join(stream) == want[0] and stream.reason == "stop" and stream.tokens == 5
+    assert other.generate("hello", max_new_tokens=12, stop="<s>") == want
+    (tmp_path / "generation_config.json").write_text(json.dumps({**said, "stop_strings": ["no", "<s>"]}))
+    assert ftbert.load(tmp_path).generate("hello", max_new_tokens=12) == want
+    assert len(ftbert.load(tmp_path).generate("hello", max_new_tokens=12, stop=[])[0]) > len(want[0])
 
 
 def test_a_stream_is_the_text(model: ftbert.Model) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -11,6 +11,7 @@ from ftbert.input_file import is_unicode
 from ftbert.text import load_tokenizer
 
 _tokenizers: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # by model
+_dropped: WeakKeyDictionary[Any, dict[int, str]] = WeakKeyDictionary()  # by tokenizer
 
 
 def tokenizer_for(model: Any) -> Any:
@@ -44,6 +45,17 @@ def encoded(model: Any, prompts: Sequence[str], chat: bool) -> list[list[int]]:
             prompt = tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
         found.append(list(tokenizer(prompt, add_special_tokens=not chat)["input_ids"]))
     return found
+
+
+def dropped(tokenizer: Any) -> Mapping[int, str]:
+    """The special tokens, which `decode` leaves out, and how they are spelled."""
+    if tokenizer not in _dropped:
+        named = {place: token.content for place, token in tokenizer.added_tokens_decoder.items() if token.special}
+        named |= {place: tokenizer.convert_ids_to_tokens(place) for place in tokenizer.all_special_ids}
+        _dropped[tokenizer] = {
+            place: text for place, text in named.items() if not tokenizer.decode([place], skip_special_tokens=True)
+        }
+    return _dropped[tokenizer]
 
 
 # How tokens that end a turn or a text are spelled in the vocabularies of common models. Files and configs often name

@@ -8,7 +8,7 @@ from typing import Any
 
 from ftbert.decoding.decoder import decoder_of
 from ftbert.decoding.generation import Generation
-from ftbert.decoding.prompts import encoded, spelled_ends, tokenizer_for
+from ftbert.decoding.prompts import dropped, encoded, spelled_ends, tokenizer_for
 from ftbert.decoding.rules import Ruled, Rules
 from ftbert.decoding.sampling import Sampling
 from ftbert.decoding.stated import stated
@@ -83,6 +83,7 @@ class Started:
             most = said.max_length
         self._most = [min(most or _MOST, context - len(ids)) for ids in prompts]
         self.reasons: dict[int, str] = {}  # of texts that have ended: "eos", "stop", "length"
+        self.last: dict[int, int] = {}  # the tokens that ended texts
         self._tokens = [0] * len(prompts)
         slots = min(len(prompts), options.batch_size)
         positions = max((len(ids) + most for ids, most in zip(prompts, self._most, strict=True)), default=1)
@@ -100,6 +101,7 @@ class Started:
         while made := self._generation.step():
             for place, token in made:
                 if token in self._ends:
+                    self.last[place] = token
                     self.end(place, "eos")
                     continue
                 yield place, token
@@ -143,7 +145,7 @@ class TextPieces(Iterator[str]):
                 self._started.end(0, "stop")
             if piece:
                 yield piece
-        if rest := self._text.end():
+        if rest := self._text.end(self._started.last.get(0)):
             yield rest
 
 
@@ -157,7 +159,9 @@ def generate(model: Any, prompts: Sequence[str], options: Options) -> list[str]:
         pieces[place].append(texts[place].push(token))
         if texts[place].stopped:
             started.end(place, "stop")
-    return ["".join([*parts, text.end()]) for parts, text in zip(pieces, texts, strict=True)]
+    for place, text in enumerate(texts):
+        pieces[place].append(text.end(started.last.get(place)))
+    return ["".join(parts) for parts in pieces]
 
 
 def generate_ids(model: Any, prompts: Sequence[Sequence[int]], options: Options) -> list[list[int]]:
@@ -174,4 +178,5 @@ def _stream(model: Any, prompt: Sequence[int], options: Options) -> TextStream:
     def decode(ids: list[int]) -> str:
         return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
-    return TextStream(decode, prompt, stated(model).stop if options.stop is None else options.stop)
+    stop = stated(model).stop if options.stop is None else options.stop
+    return TextStream(decode, prompt, stop, dropped(tokenizer))
