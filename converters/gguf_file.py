@@ -7,10 +7,11 @@ anything is made of it, so that a broken file costs no memory.
 from __future__ import annotations
 
 import mmap
+import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -43,12 +44,15 @@ class GgufFile:
     """A file that is open for as long as this lives. metadata: by key; numbers, texts, bools, and lists of them, which
     of numbers are numpy's. tensors: by name, in the file's order."""
 
-    def __init__(self, path: Path, data: mmap.mmap, metadata: dict[str, Any], tensors: dict[str, GgufTensor]) -> None:
+    def __init__(
+        self, path: Path, file: BinaryIO, metadata: dict[str, Any], tensors: dict[str, GgufTensor]
+    ) -> None:
         self.path, self.metadata, self.tensors = path, metadata, tensors
-        self._data = data
+        self._file = file
 
     def read(self, name: str) -> torch.Tensor:
-        """In the type that it is stored in, or dequantised to float32. Errors as of `to_torch`."""
+        """In the type that it is stored in, or dequantised to float32. Errors as of `to_torch`, ValueError where the
+        file has become shorter."""
         tensor = self.tensors[name]
         try:
             return to_torch(self._bytes(tensor), tensor.type, tensor.shape)
@@ -56,12 +60,23 @@ class GgufFile:
             raise type(error)(f"{self.path}: {name}: {error}") from error
 
     def read_blocks(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of a matrix [n, k] in Q8_0 numbers int8 [n, k] and scales fp16 [n, k / 32]."""
+        """Of a matrix [n, k] in Q8_0 numbers int8 [n, k] and scales fp16 [n, k / 32]. ValueError as of `read`."""
         tensor = self.tensors[name]
-        return q8_0_planes(self._bytes(tensor).reshape(tensor.shape[0], -1))
+        try:
+            return q8_0_planes(self._bytes(tensor).reshape(tensor.shape[0], -1))
+        except ValueError as error:
+            raise ValueError(f"{self.path}: {name}: {error}") from error
 
     def _bytes(self, tensor: GgufTensor) -> NDArray[np.uint8]:
-        return np.frombuffer(self._data, np.uint8, tensor.size, tensor.start)
+        """Read, not mapped: a mapping of a file that was cut short ends the process."""
+        data = np.empty(tensor.size, np.uint8)
+        left = memoryview(data)  # type: ignore[arg-type]
+        while left:  # a call reads 2 GB at most
+            count = os.preadv(self._file.fileno(), [left], tensor.start + tensor.size - len(left))
+            if count == 0:
+                raise ValueError("the file ends within it; has it been changed since it was opened?")
+            left = left[count:]
+        return data
 
 
 class _Cursor:
@@ -114,15 +129,15 @@ class _Cursor:
 def read_gguf(path: Path) -> GgufFile:
     """ValueError says what is broken, OSError that the file cannot be read; both name it."""
     expect_file(path)
-    with path.open("rb") as file:
-        if file.seek(0, 2) < 24:
-            raise ValueError(f"{path}: no GGUF file: it is shorter than a header")
-        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    file = path.open("rb")  # for as long as tensors are read: another file of that name would be another model
+    if file.seek(0, 2) < 24:
+        raise ValueError(f"{path}: no GGUF file: it is shorter than a header")
     try:
-        metadata, tensors = _read(_Cursor(data))
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            metadata, tensors = _read(_Cursor(data))
     except ValueError as error:
         raise ValueError(f"{path}: no GGUF file that ftbert can read: {error}") from error
-    return GgufFile(path, data, metadata, tensors)
+    return GgufFile(path, file, metadata, tensors)
 
 
 def _read(cursor: _Cursor) -> tuple[dict[str, Any], dict[str, GgufTensor]]:

@@ -24,6 +24,6 @@ def dequantise_q8_0(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 def q8_0_planes(rows: NDArray[np.uint8]) -> tuple[torch.Tensor, torch.Tensor]:
     """rows: uint8 [n, k/32*34] -> numbers int8 [n, k], scales fp16 [n, k/32]."""
-    blocks = torch.from_numpy(rows.copy()).view(len(rows), -1, BLOCK_BYTES)
+    blocks = torch.from_numpy(rows).view(len(rows), -1, BLOCK_BYTES)
     numbers, scales = blocks[..., 2:].contiguous(), blocks[..., :2].contiguous()
     return numbers.view(torch.int8).flatten(1), scales.view(torch.float16).flatten(1)

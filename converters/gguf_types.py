@@ -48,10 +48,10 @@ TYPES = {
 
 
 def to_torch(data: NDArray[np.uint8], kind: GgufType, shape: tuple[int, ...]) -> torch.Tensor:
-    """The tensor of that shape in the type that it is stored in, or dequantised to float32; it owns its memory. data:
-    its bytes. ImportError where the package gguf is needed and absent, ValueError for a type that has no floats."""
+    """The tensor of that shape in the type that it is stored in, in the memory of `data`, or dequantised to float32.
+    data: its bytes. ImportError where the package gguf is needed and absent, ValueError for a type without floats."""
     if kind.is_float:
-        return torch.from_numpy(data.copy()).view(FLOATS[kind.name]).view(shape)
+        return torch.from_numpy(data).view(FLOATS[kind.name]).view(shape)
     rows = data.reshape(*shape[:-1], shape[-1] // kind.block * kind.bytes)
     found = dequantise_q8_0(rows) if kind.name == "Q8_0" else _by_package(rows, kind)
     return torch.from_numpy(np.ascontiguousarray(found, dtype=np.float32)).view(shape)

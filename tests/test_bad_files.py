@@ -17,6 +17,7 @@ import pytest
 import torch
 from conftest import make_bert
 from families import make_model
+from isolated import run
 from safetensors.torch import load_file, save_file
 
 import ftbert
@@ -133,6 +134,21 @@ def test_states_that_are_none(folder: Path, state: Any) -> None:
     torch.save(state, folder / "pytorch_model.bin")
     with pytest.raises(ValueError, match="pytorch_model.bin: "):
         open_checkpoint(folder)
+
+
+@pytest.mark.parametrize("format", ["bin", "safetensors"])
+def test_weights_that_were_cut_after_they_were_opened(format: str, folder: Path) -> None:
+    """An error that names the file: a page behind the end of one that is mapped would end the process."""
+    path = folder / "model.safetensors"
+    if format == "bin":
+        torch.save(load_file(path), folder / "pytorch_model.bin")
+        path.unlink()
+        path = folder / "pytorch_model.bin"
+    checkpoint = open_checkpoint(folder)
+    with path.open("r+b") as writable:
+        writable.truncate(path.stat().st_size // 2)
+    kind, (_, expected, words) = run(lambda: [checkpoint.read(name) for name in checkpoint.tensors])
+    assert kind == "raised" and expected and words.startswith(f"{path}: ") and "has it been changed" in words
 
 
 @pytest.mark.parametrize("stored", [torch.float8_e4m3fn, torch.int8], ids=str)

@@ -172,3 +172,20 @@ def test_every_cut_of_a_file_is_seen(tmp_path: Path) -> None:
         path.write_bytes(whole[:size])
         with pytest.raises(ValueError, match="cut.gguf"):
             read_gguf(path)
+
+
+def test_a_file_that_was_cut_after_it_was_opened(tmp_path: Path) -> None:
+    """An error that names it, where a mapping would end the process; one that was replaced is read on as it was."""
+    whole = some_blocks(Kind.Q8_0, 64, 64)
+    path = write(tmp_path / "t.gguf", {"a": (whole, Kind.Q8_0), "b": (np.ones((64, 64), np.float32), Kind.F32)})
+    file = read_gguf(path)
+    again = write(tmp_path / "again.gguf", {"c": (np.ones(3, np.float32), Kind.F32)})
+    for name, read in (("b", file.read), ("a", file.read_blocks)):
+        with path.open("r+b") as writable:
+            writable.truncate(file.tensors[name].start + 100)
+        kind, (_, expected, words) = run(lambda read=read, name=name: read(name))
+        assert kind == "raised" and expected and words.startswith(f"{path}: {name}: the file ends within it")
+    path = write(tmp_path / "t.gguf", {"a": (whole, Kind.Q8_0)})
+    file = read_gguf(path)
+    again.replace(path)
+    np.testing.assert_array_equal(file.read("a").numpy(), dequantise_q8_0(whole))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -96,7 +98,7 @@ class SafetensorsSource(TensorSource):
 
 
 class StateDictSource(TensorSource):
-    """A state dict in memory, or mapped from a .bin file."""
+    """A state dict in memory."""
 
     def __init__(self, tensors: dict[str, torch.Tensor], where: str) -> None:
         if other := [name for name, value in tensors.items() if not isinstance(value, torch.Tensor)]:
@@ -111,8 +113,27 @@ class StateDictSource(TensorSource):
         return self._tensors[name].detach().to("cpu", copy=True)
 
 
+class BinSource(StateDictSource):
+    """Of .bin files, in part mapped: a page behind the end of a file that was cut short would end the process."""
+
+    def __init__(self, files: list[Path], where: str) -> None:
+        self._files: list[tuple[BinaryIO, int]] = []  # and their sizes
+        tensors: dict[str, torch.Tensor] = {}
+        for path in files:
+            expect_file(path)
+            file = path.open("rb")
+            self._files.append((file, os.fstat(file.fileno()).st_size))
+            tensors |= _read_bin(path)
+        super().__init__(tensors, where)
+
+    def read(self, name: str) -> torch.Tensor:
+        for file, size in self._files:
+            if os.fstat(file.fileno()).st_size < size:
+                raise ValueError(f"{file.name}: shorter than it was; has it been changed since it was opened?")
+        return super().read(name)
+
+
 def _read_bin(path: Path) -> dict[str, torch.Tensor]:
-    expect_file(path)
     try:
         document = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except Exception as error:  # noqa: BLE001 - a broken pickle raises whatever its instructions happen to meet
@@ -133,7 +154,7 @@ def _read_bin(path: Path) -> dict[str, torch.Tensor]:
 
 def open_bin(path: Path) -> TensorSource:
     """The tensors of one file as torch saves them; ValueError where it holds anything else, or is broken."""
-    return StateDictSource(_read_bin(path), str(path))
+    return BinSource([path], str(path))
 
 
 def shard_names(index: Path) -> list[str]:
@@ -188,10 +209,7 @@ def open_weights(folder: Path) -> TensorSource:
     files = _shards(path) if sharded else [path]
     if ".safetensors" in path.name:
         return SafetensorsSource(files)
-    tensors: dict[str, torch.Tensor] = {}
-    for file in files:
-        tensors.update(_read_bin(file))
-    return StateDictSource(tensors, str(folder if sharded else path))
+    return BinSource(files, str(folder if sharded else path))
 
 
 def check_shapes(
