@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,9 @@ from ftbert.devices import check_devices, check_dtype, check_range, stream_dtype
 from ftbert.dtypes import DTYPES, EIGHT_BITS, MATRIX_DTYPES, parse_dtype, users_word
 from ftbert.forked import note_fork
 from ftbert.heads import Head, HeadedModule
+from ftbert.keywords import keywords
 from ftbert.live_check import check_loaded
+from ftbert.load_arguments import ANSWERS, SAME, asked_dtype
 from ftbert.module import EncoderModule
 from ftbert.outputs import output
 from ftbert.parallel import find_ranks, told_sums
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 _READING = threading.Lock()  # heads on demand; one for all models, since none of them could be pickled with its own
 
 
+@keywords(SAME, ANSWERS)
 def load(
     source: str | Path | torch.nn.Module | Checkpoint,
     device: str | torch.device | Sequence[str | torch.device] = "cpu",
@@ -45,6 +48,12 @@ def load(
     heads: bool = True,
     revision: str | None = None,
     token: str | None = None,
+    prompts: Mapping[str, str] | None = None,
+    default_prompt_name: str | None = None,
+    max_length: int | None = None,
+    truncate_dim: int | None = None,
+    similarity_fn_name: str | None = None,
+    model_kwargs: Mapping[str, Any] | None = None,
 ) -> Model:
     """A model ready to compute.
 
@@ -69,7 +78,14 @@ def load(
     every call; an encoder's ...ForCausalLM or ...LMHeadModel without is_decoder is one. A decoder's ...ForCausalLM
     gives hidden states, and its head is read when `predict`, `rerank`, `generate` or `head` asks for it. What stands
     outside the encoder and is no head that ftbert knows is left out, with a warning. revision, token: of a hub id; a
-    branch, tag or commit, and what a private model asks for (None: HF_TOKEN, or that of `hf auth login`). Raises
+    branch, tag or commit, and what a private model asks for (None: HF_TOKEN, or that of `hf auth login`).
+
+    prompts, default_prompt_name, max_length, truncate_dim, similarity_fn_name: over the folder's, as
+    SentenceTransformer and CrossEncoder take them; prompts are added to the folder's. model_kwargs: theirs for
+    from_pretrained, of which dtype counts and attn_implementation changes nothing. Their other arguments are answered
+    by a TypeError, unless None or False.
+
+    Raises
     FileNotFoundError, PermissionError, ImportError (an .onnx file without the package onnx, a .gguf file that needs the
     package gguf), ValueError (weights or config do not fit, all problems listed; a device that cannot serve fp8 or
     int8; a model that loses too much in it), RuntimeError (a device or dtype that this build or machine cannot serve; a
@@ -77,6 +93,7 @@ def load(
     """
     places = check_devices(device, several_cpus=parallel is not None)
     ranks = find_ranks(parallel, places)
+    dtype = asked_dtype(dtype, model_kwargs)
     asked = None if dtype == "auto" else parse_dtype(dtype)
     if asked is not None:
         for place in places:
@@ -90,6 +107,14 @@ def load(
     model = Model(*build(checkpoint, together, asked, attention, heads, live, ranks))
     if live is not None:
         check_loaded(model, live)
+    if prompts is not None:
+        model.prompts = {**model.prompts, **prompts}
+    for name, value in {
+        "default_prompt_name": default_prompt_name, "max_seq_length": max_length, "truncate_dim": truncate_dim,
+        "similarity_fn_name": similarity_fn_name,
+    }.items():  # fmt: skip
+        if value is not None:
+            setattr(model, name, value)
     return replicate(model, places[len(together) :])
 
 
@@ -318,6 +343,7 @@ class Model(Replicated, TextModel, LanguageModel):
                 asked = self.info()
                 path = asked["attention"] if asked["attention_reason"] == "asked for" else "auto"
                 made = Model(*build(self.checkpoint, places[:1], element, path, bool(self.heads)))
+                made.text_choices = self.text_choices
                 return replicate(made, places[1:])
             if bits := {element, self.dtype} & {*EIGHT_BITS.values()}:
                 word = users_word(bits.pop())
@@ -334,7 +360,9 @@ class Model(Replicated, TextModel, LanguageModel):
         names = {value: name for name, value in DTYPES.items()}
         gemm_table.install(place)
         heads = [copy.deepcopy(head).to(place, stream_dtype(place, element)) for head in self.heads]
-        return Model(self.encoder.to(place, names[element]), self.checkpoint, heads, self._stored)
+        made = Model(self.encoder.to(place, names[element]), self.checkpoint, heads, self._stored)
+        made.text_choices = self.text_choices
+        return made
 
     def use_cuda_graphs(self, on: bool = True) -> None:
         """Whether small calls on a GPU (up to 8192 tokens) are recorded once for their size and then repeated as one

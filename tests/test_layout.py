@@ -33,6 +33,7 @@ PYTHON = (
     "heads",
     "module",
     "live_check",
+    "load_arguments",
     "loaded_types",
     "quantization",
     "converters",
@@ -53,6 +54,7 @@ PYTHON = (
     "sentence_modules",
     "staging_folder",
     "input_file",
+    "keywords",
     "torch_release",
     "version",
 )

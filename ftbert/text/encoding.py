@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from ftbert.text.tokenizer import Tokenizer
 from ftbert.text.tokens import Text, Tokens
 
 _tokenizers: weakref.WeakKeyDictionary[Any, dict[bool, Tokenizer]] = weakref.WeakKeyDictionary()
+_copies: weakref.WeakKeyDictionary[Any, dict[bool, Any]] = weakref.WeakKeyDictionary()
 _warned: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -57,8 +59,8 @@ def text_options(model: Any, **given: Any) -> TextOptions:
 
 
 def tokenizer_of(model: Any, *, scores: bool = False) -> Tokenizer:
-    """The tokenizer of `model`'s folder as its settings for vectors ask for it, or for scores; each built once per
-    model."""
+    """The tokenizer of `model`'s folder as its settings for vectors ask for it, or for scores, with what the caller has
+    chosen; each built once per model."""
     built = _tokenizers.setdefault(model, {})
     if scores not in built:
         if model.folder is None:
@@ -69,7 +71,27 @@ def tokenizer_of(model: Any, *, scores: bool = False) -> Tokenizer:
         folder = Path(model.folder)
         settings = TextSettings.for_scores(folder) if scores else TextSettings.from_folder(folder)
         built[scores] = Tokenizer(folder, settings, model.config.max_seq)
-    return built[scores]
+    chosen = getattr(model, "text_choices", {})
+    return built[scores].with_choices(chosen) if chosen else built[scores]
+
+
+def users_tokenizer(model: Any, *, scores: bool = False) -> Any:
+    """A copy of transformers' tokenizer for the caller, one per model and kind: its padding is state."""
+    tokenizer, copies = tokenizer_of(model, scores=scores), _copies.setdefault(model, {})
+    if scores not in copies:
+        copies[scores] = copy.deepcopy(tokenizer.loaded)
+    copies[scores].model_max_length = tokenizer.max_length
+    return copies[scores]
+
+
+def gives_scores(model: Any) -> bool:
+    """Whether the folder is one of scores, as CrossEncoder saves it, or a head's without a word about vectors."""
+    if model.folder is None or tokenizer_of(model).settings.stated:
+        return False
+    if _has_score_head(model):
+        return True
+    text = TextSettings.for_scores(Path(model.folder))
+    return text.scored or (text.logit_score is not None and text.logit_score.stated)
 
 
 def pooled_vectors(model: Any, batch: Batch, upload: Upload, how: TextOptions) -> torch.Tensor:
@@ -92,14 +114,18 @@ def _token_vectors(model: Any, batch: Batch, upload: Upload) -> torch.Tensor:
 
 def _warn_of_scores(model: Any) -> None:
     """Once per model: it was trained to score texts, and its folder does not say how vectors are made of it."""
-    checkpoint = getattr(model, "checkpoint", None)
-    heads = () if checkpoint is None else checkpoint.config.heads
     if model in _warned or tokenizer_of(model).settings.stated:
         return
-    if any(head.task == "sequence_classification" for head in heads):
+    if _has_score_head(model):
         _warned.add(model)
         warnings.warn(
             "this model scores texts (it has a head for sequence classification), and encode gives its pooled hidden "
             "states, which nothing trained to be compared: use predict or rerank for its scores",
             stacklevel=4,
         )
+
+
+def _has_score_head(model: Any) -> bool:
+    checkpoint = getattr(model, "checkpoint", None)
+    heads = () if checkpoint is None else checkpoint.config.heads
+    return any(head.task == "sequence_classification" for head in heads)

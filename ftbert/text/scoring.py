@@ -74,8 +74,8 @@ def scoring(
     """What `predict` computes; see `ftbert.Model.predict`. pairs: some texts may be pairs."""
     task, labels = task_of(model)
     settings = ScoreSettings.of(None if model.folder is None else Path(model.folder), config_of(model))
-    before = choose_prompt(prompt, prompt_name, settings.text.prompts, settings.text.default_prompt)
     tokenizer = tokenizer_of(model, scores=True)
+    before = choose_prompt(prompt, prompt_name, tokenizer.settings.prompts, tokenizer.settings.default_prompt)
     length = None if max_length is None else positive("max_length", max_length)
     length = tokenizer.check_length(length or tokenizer.max_length, "max_length", pairs)
     chosen = activation_fn or settings.activation

@@ -125,7 +125,7 @@ class TextSettings:
     @property
     def default_prompt(self) -> str:
         """Put before every text where the caller names no prompt."""
-        return "" if self.default_prompt_name is None else self.prompts[self.default_prompt_name]
+        return "" if self.default_prompt_name is None else self.prompts.get(self.default_prompt_name, "")
 
     def width(self, hidden: int, pooling: str | None = None) -> int:
         """Entries of a vector, before any truncation. pooling: another than the folder's. ValueError where a Dense
@@ -338,14 +338,18 @@ def _pooling(path: Path) -> dict[str, Any]:
     return {"pooling": "+".join(modes), "include_prompt": bool(config.get("include_prompt", True))}
 
 
+def check_prompts(name: str, given: Any) -> dict[str, str]:
+    """Texts by name, None as an empty one. name: of the setting. ValueError for anything else."""
+    if not isinstance(given, Mapping) or not all(isinstance(text, str | None) for text in given.values()):
+        raise ValueError(f"{name} must be an object of texts; got {given!r}")
+    return {key: text or "" for key, text in given.items()}
+
+
 def read_prompts(
     path: Path, config: Mapping[str, Any], usual: Mapping[str, str]
 ) -> tuple[dict[str, str], str | None]:
     """Prompts by name, `usual` where the file has no other, and the name of the one put before every text."""
-    stored = config.get("prompts") or {}
-    if not isinstance(stored, dict) or not all(isinstance(text, str | None) for text in stored.values()):
-        raise ValueError(f"{path}: prompts must be an object of texts; got {stored!r}")
-    prompts = {**usual, **{name: text or "" for name, text in stored.items()}}
+    prompts = {**usual, **check_prompts(f"{path}: prompts", config.get("prompts") or {})}
     name = config.get("default_prompt_name")
     if name is not None and (not isinstance(name, str) or name not in prompts):
         raise ValueError(f"{path}: default_prompt_name {name!r} is none of the prompts: {', '.join(prompts)}")

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ftbert.keywords import keywords
 from ftbert.text.checks import one_of, positive
 from ftbert.text.computing import compute_all
+from ftbert.text.elsewhere import ARGUMENTS, INPUTS
 from ftbert.text.encoding import embedding, text_options, tokenizer_of
 from ftbert.text.multi_vector import multi_vector_embedding
 from ftbert.text.precision import PRECISIONS, check_ranges, quantized
 from ftbert.text.scoring import labels_of, predict, rank, scoring, task_of, token_classify
-from ftbert.text.similarity import similarity, similarity_pairwise
+from ftbert.text.sentence_names import SentenceNames
 from ftbert.text.sparse import as_tensor, sparse_embedding
 from ftbert.text.token_classification import IGNORED
 from ftbert.text.tokens import check_texts, has_pairs, is_single, listed
 from ftbert.text.workers import CallersThread, Job, Launch, Result, Workers
 
 
-class TextModel:
+class TextModel(SentenceNames):
     """What `ftbert.Model` inherits; needs its device, folder, config, checkpoint, heads and packed calls."""
 
     device: Any
@@ -33,6 +35,7 @@ class TextModel:
         Each call of `encode` and its kin enters workers of its own."""
         return CallersThread(self, launch)
 
+    @keywords(INPUTS, ARGUMENTS)
     def encode(
         self,
         texts: str | Iterable[str],
@@ -122,6 +125,7 @@ class TextModel:
         single = isinstance(texts, str)
         return self._form(found[0] if single else found, convert_to_numpy, convert_to_tensor, single)
 
+    @keywords(INPUTS, ARGUMENTS)
     def encode_sparse(
         self,
         texts: str | Iterable[str],
@@ -159,6 +163,7 @@ class TextModel:
         found = found if save_to_cpu else found.to(self.device)
         return found[0] if isinstance(texts, str) else found
 
+    @keywords(INPUTS, ARGUMENTS)
     def encode_multi_vector(
         self,
         texts: str | Iterable[str],
@@ -195,6 +200,7 @@ class TextModel:
         single = isinstance(texts, str)
         return self._form(found[0] if single else found, convert_to_numpy, convert_to_tensor, single)
 
+    @keywords({**INPUTS, "activation_fct": "activation_fn"}, ARGUMENTS)
     def predict(
         self,
         texts: str | tuple[str, str] | Iterable[str | Sequence[str]],
@@ -244,6 +250,7 @@ class TextModel:
         found = predict(self, texts, work, show_progress_bar)
         return self._form(found, convert_to_numpy, convert_to_tensor, single=is_single(texts))
 
+    @keywords(INPUTS, ARGUMENTS)
     def token_classify(
         self,
         texts: str | Iterable[str],
@@ -274,6 +281,7 @@ class TextModel:
         )  # fmt: skip
         return found
 
+    @keywords({"documents": "texts", "activation_fct": "activation_fn"}, ARGUMENTS, passed_to=predict)
     def rerank(
         self,
         query: str,
@@ -303,6 +311,17 @@ class TextModel:
         found = self.predict([(query, text) for text in given], **options)
         return rank(found, given, top_k, return_documents)
 
+    def rank(
+        self,
+        query: str,
+        documents: Iterable[str],
+        top_k: int | None = None,
+        return_documents: bool = False,
+        **options: Any,
+    ) -> list[dict[str, Any]]:
+        """`rerank` by CrossEncoder's name."""
+        return self.rerank(query, documents, top_k=top_k, return_documents=return_documents, **options)
+
     @property
     def id2label(self) -> dict[int, str]:
         """The names of the labels that `predict` gives scores for. ValueError for a model without such a head."""
@@ -317,29 +336,13 @@ class TextModel:
         moved = torch.from_numpy(np.asarray(found)).to(self.device)
         return moved if tensor or single else list(moved)
 
+    @keywords(INPUTS, ARGUMENTS, passed_to=encode)
     def encode_query(self, texts: str | Iterable[str], **options: Any) -> Any:
         """`encode` with the prompt called "query" and the folder's query_length. Without such a prompt none is put
         before the texts, the default one neither."""
         return self.encode(texts, task="query", **options)
 
+    @keywords(INPUTS, ARGUMENTS, passed_to=encode)
     def encode_document(self, texts: str | Iterable[str], **options: Any) -> Any:
         """`encode` with the prompt called "document" and the folder's document_length; see encode_query."""
         return self.encode(texts, task="document", **options)
-
-    @property
-    def prompts(self) -> Mapping[str, str]:
-        """By name, as the folder's config_sentence_transformers.json has them."""
-        return tokenizer_of(self).settings.prompts
-
-    @property
-    def similarity_fn_name(self) -> str:
-        """The folder's: "cosine" (default), "dot", "euclidean" or "manhattan"."""
-        return "cosine" if self.folder is None else tokenizer_of(self).settings.similarity
-
-    def similarity(self, one: np.ndarray | Tensor, other: np.ndarray | Tensor) -> Tensor:
-        """[n, width] and [m, width] -> [n, m] by the folder's similarity function (distances are negative)."""
-        return similarity(one, other, self.similarity_fn_name)
-
-    def similarity_pairwise(self, one: np.ndarray | Tensor, other: np.ndarray | Tensor) -> Tensor:
-        """[n, width] twice -> [n]: row by row."""
-        return similarity_pairwise(one, other, self.similarity_fn_name)

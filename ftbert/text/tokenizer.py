@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +57,13 @@ class Tokenizer:
         _expect_one_type(folder, tokenizer)
         self._fast = None if self.backend is None else FastTokenizer(self.backend, self._has_types)
         self._templates = None if self._fast is None else TemplateEncoder(self.backend, self._fast.cutter)
+
+    def with_choices(self, choices: Mapping[str, Any]) -> Tokenizer:
+        """The same tokenizer under settings with `choices`, by the names of `TextSettings`, in the folder's place."""
+        made = copy.copy(self)
+        made.settings = replace(self.settings, **choices)
+        made.max_length = choices.get("max_length", self.max_length)
+        return made
 
     def check_length(self, length: int, where: str, pairs: bool = False) -> int:
         """`length` itself; ValueError where it is more than the model takes, or no room for a text (or a pair)."""

@@ -50,6 +50,11 @@ class Tokens:
         ends = self.starts.tolist()
         return [self.ids[start:end] for start, end in zip(ends, ends[1:], strict=False)]
 
+    def type_rows(self) -> list[NDArray[np.int64]]:
+        """The token types of each text, as `rows`."""
+        types = np.zeros_like(self.ids) if self.types is None else self.types
+        return replace(self, ids=types).rows()
+
     def check(self, vocab: int, token_types: int) -> Tokens:
         """These tokens; ValueError for an id outside the model's tables, of which these are the numbers of rows. A
         model without a table of token types is given none.

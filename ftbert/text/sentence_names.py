@@ -1,0 +1,185 @@
+"""The part of Model that has sentence-transformers' names for settings, sizes and ids, and answers its other names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ftbert.keywords import keywords
+from ftbert.text.checks import one_of, positive
+from ftbert.text.elsewhere import answer
+from ftbert.text.encoding import gives_scores, text_options, tokenizer_of, users_tokenizer
+from ftbert.text.multi_vector import multi_vector_embedding
+from ftbert.text.options import choose_prompt
+from ftbert.text.scoring import task_of
+from ftbert.text.settings import SIMILARITIES, check_prompts
+from ftbert.text.similarity import similarity, similarity_pairwise
+from ftbert.text.tokens import check_texts, has_pairs, is_single, listed
+
+EMBEDDINGS = {"embeddings1": "one", "embeddings2": "other"}
+
+
+class SentenceNames:
+    """What `TextModel` inherits. text_choices: settings of `TextSettings` that the caller has set over the folder's."""
+
+    folder: Any
+    config: Any
+    text_choices: Mapping[str, Any] = {}  # replaced, never changed
+
+    def _choose(self, **settings: Any) -> None:
+        """Settings over the folder's, for all calls that follow. ValueError, TypeError."""
+        self.text_choices = {**self.text_choices, **settings}
+
+    @property
+    def max_seq_length(self) -> int:
+        """Tokens of a text, special ones included, that are read where a call names no `max_length`; of a model for
+        scores, of a text or pair. Settable: the rest is truncated. None: the folder's."""
+        return tokenizer_of(self, scores=gives_scores(self)).max_length
+
+    @max_seq_length.setter
+    def max_seq_length(self, value: int | None) -> None:
+        if value is None:
+            self.text_choices = {name: one for name, one in self.text_choices.items() if name != "max_length"}
+        else:
+            tokenizer = tokenizer_of(self, scores=gives_scores(self))
+            self._choose(max_length=tokenizer.check_length(positive("max_seq_length", value), "max_seq_length"))
+
+    def get_max_seq_length(self) -> int:
+        """`max_seq_length`."""
+        return self.max_seq_length
+
+    @property
+    def truncate_dim(self) -> int | None:
+        """Entries kept of a vector where a call names no `truncate_dim`. Settable; None: all of them."""
+        settings = self.text_choices if self.folder is None else vars(tokenizer_of(self).settings)
+        return settings.get("truncate_dim")
+
+    @truncate_dim.setter
+    def truncate_dim(self, value: int | None) -> None:
+        self._choose(truncate_dim=None if value is None else positive("truncate_dim", value))
+
+    def get_embedding_dimension(self) -> int:
+        """Entries of a vector of `encode`; of a model of sparse vectors or of one for each token, of these."""
+        if self.folder is None:
+            return min(self.config.hidden, self.truncate_dim or self.config.hidden)
+        settings = tokenizer_of(self).settings
+        if settings.other:
+            return int(self.config.vocab if settings.sparse else multi_vector_embedding(self).width)
+        return text_options(self).width
+
+    def get_sentence_embedding_dimension(self) -> int:
+        """`get_embedding_dimension` by its older name."""
+        return self.get_embedding_dimension()
+
+    @property
+    def num_labels(self) -> int:
+        """How many scores `predict` gives a text or pair. ValueError for a model that gives none."""
+        return task_of(self)[1]
+
+    @property
+    def prompts(self) -> Mapping[str, str]:
+        """By name, as the folder's config_sentence_transformers.json has them. Settable."""
+        return tokenizer_of(self, scores=gives_scores(self)).settings.prompts
+
+    @prompts.setter
+    def prompts(self, value: Mapping[str, str]) -> None:
+        self._choose(prompts=check_prompts("prompts", value))
+
+    @property
+    def default_prompt_name(self) -> str | None:
+        """Of the prompt that is put before every text where a call names none. Settable."""
+        return tokenizer_of(self, scores=gives_scores(self)).settings.default_prompt_name
+
+    @default_prompt_name.setter
+    def default_prompt_name(self, value: str | None) -> None:
+        if value is not None:
+            choose_prompt(None, value, self.prompts, "")
+        self._choose(default_prompt_name=value)
+
+    @property
+    def similarity_fn_name(self) -> str:
+        """"cosine" (default), "dot", "euclidean" or "manhattan": the folder's, or what is set; None: the folder's."""
+        if (chosen := self.text_choices.get("similarity")) is not None:
+            return str(chosen)
+        return "cosine" if self.folder is None else tokenizer_of(self).settings.similarity
+
+    @similarity_fn_name.setter
+    def similarity_fn_name(self, value: Any) -> None:
+        kept = {name: one for name, one in self.text_choices.items() if name != "similarity"}
+        value = getattr(value, "value", value)  # a SimilarityFunction of sentence-transformers
+        if value is not None:
+            kept["similarity"] = one_of(SIMILARITIES, "similarity_fn_name", value)
+        self.text_choices = kept
+
+    @keywords(EMBEDDINGS)
+    def similarity(self, one: np.ndarray | Tensor, other: np.ndarray | Tensor) -> Tensor:
+        """[n, width] and [m, width] -> [n, m] by `similarity_fn_name` (distances are negative)."""
+        return similarity(one, other, self.similarity_fn_name)
+
+    @keywords(EMBEDDINGS)
+    def similarity_pairwise(self, one: np.ndarray | Tensor, other: np.ndarray | Tensor) -> Tensor:
+        """[n, width] twice -> [n]: row by row."""
+        return similarity_pairwise(one, other, self.similarity_fn_name)
+
+    @property
+    def tokenizer(self) -> Any:
+        """transformers' tokenizer of the folder: a copy, since padding and truncation are its state, and encode's own
+        must stay without them. Its model_max_length is `max_seq_length`. ValueError for a model without a folder."""
+        return users_tokenizer(self, scores=gives_scores(self))
+
+    @tokenizer.setter
+    def tokenizer(self, value: Any) -> None:
+        raise AttributeError("tokenizer cannot be set: ftbert reads the files of the folder; save the other one there")
+
+    @property
+    def processor(self) -> Any:
+        """`tokenizer`, which sentence-transformers calls so where a model reads more than text."""
+        return self.tokenizer
+
+    def preprocess(
+        self, inputs: str | Iterable[Any], prompt: str | None = None, *, max_length: int | None = None
+    ) -> dict[str, Tensor]:
+        """Texts or pairs -> input_ids, attention_mask and, where the model has them, token_type_ids: int64 [n, longest]
+        on the CPU, padded on the tokenizer's side. The ids are those that `encode` and `predict` compute, where no chat
+        template is; a call of the model takes them: model(**model.preprocess(texts)).
+
+        prompt: put before every text. max_length: tokens of a text; None: `max_seq_length`. TypeError, ValueError as of
+        `encode`.
+        """
+        given: Sequence[Any] = [inputs] if is_single(inputs) else listed(inputs, pairs=True)
+        check_texts(given, pairs=True)
+        scores = gives_scores(self)
+        tokenizer, loaded = tokenizer_of(self, scores=scores), users_tokenizer(self, scores=scores)
+        length = None if max_length is None else positive("max_length", max_length)
+        length = tokenizer.check_length(length or tokenizer.max_length, "max_length", has_pairs(given))
+        found = tokenizer.tokens(given, choose_prompt(prompt, None, {}, ""), length)
+        found = found.check(self.config.vocab, self.config.token_types)
+        rows = {"input_ids": found.rows()}
+        if "token_type_ids" in loaded.model_input_names:
+            rows["token_type_ids"] = found.type_rows()
+        rows["attention_mask"] = [np.ones(len(row), dtype=np.int64) for row in rows["input_ids"]]
+        fill = {"input_ids": loaded.pad_token_id or 0, "token_type_ids": loaded.pad_token_type_id}
+        return {name: _padded(some, fill.get(name, 0), loaded.padding_side) for name, some in rows.items()}
+
+    def tokenize(self, texts: str | Iterable[Any], **options: Any) -> dict[str, Tensor]:
+        """`preprocess` by its older name."""
+        return self.preprocess(texts, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(type(self), name, None)
+        if isinstance(found, property) and found.fget is not None:
+            return found.fget(self)  # whose own AttributeError brought us here, and is the one to see
+        raise answer(self, name)
+
+
+def _padded(rows: list[Any], fill: int, side: str) -> Tensor:
+    """int64 [rows, longest]."""
+    made = torch.full((len(rows), max(map(len, rows), default=0)), fill, dtype=torch.int64)
+    for place, row in enumerate(rows):
+        here = slice(made.shape[1] - len(row), None) if side == "left" else slice(len(row))
+        made[place, here] = torch.from_numpy(np.asarray(row, dtype=np.int64))
+    return made
