@@ -392,6 +392,34 @@ def test_chat_goes_through_the_template(model: ftbert.Model, folder: Path) -> No
     assert model.generate("hello", max_new_tokens=12, chat=True) == [decode(want)]
 
 
+def test_conversations(model: ftbert.Model) -> None:
+    """Texts and conversations together; the answer of one that ends with the assistant's words goes on with them."""
+    system, user = {"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}
+    before = "<s>system: be brief\n<s>user: hello\n"
+    decode, how = functools.partial(tokenizer("bytes").decode, skip_special_tokens=True), {"max_new_tokens": 12}
+
+    def after(text: str) -> str:
+        return str(decode(model.generate_ids([tokenizer("bytes")(text, add_special_tokens=False)["input_ids"]], **how)[0]))
+
+    answer = after(before + "answer:")
+    assert model.generate([system, user], **how) == [answer]
+    assert "".join(model.stream((system, user), **how)) == answer
+    assert model.generate(["hello", [system, user], [user]], **how) == [
+        *model.generate("hello", **how), answer, *model.generate("hello", chat=True, **how)
+    ]  # fmt: skip
+    begun = [system, user, {"role": "assistant", "content": "hello wor"}]
+    assert model.generate(begun, **how) == [after(before + "<s>assistant: hello wor")]
+    other = "{{ messages[-1].content }}?{% if add_generation_prompt %}!{% endif %}"
+    assert model.generate([[system, user], "a"], chat_template=other, **how) == [after("hello?!"), after("a?!")]
+
+
+def test_the_tokenizer_is_transformers(model: ftbert.Model, folder: Path, place: Place) -> None:
+    assert model.tokenizer("hello")["input_ids"] == tokenizer("bytes")("hello")["input_ids"]
+    assert "user: hello" in model.tokenizer.apply_chat_template([{"role": "user", "content": "hello"}], tokenize=False)
+    with pytest.raises(ValueError, match="no folder with a tokenizer"):
+        _ = loaded("llama", place).tokenizer
+
+
 # ---- what cannot be -------------------------------------------------------------------------------------------------
 
 
@@ -399,8 +427,14 @@ def test_errors_say_what_is_wrong(model: ftbert.Model, place: Place) -> None:
     long = "hello world " * 80
     for words, kind, call in [
         ("prompt 1 is empty", ValueError, lambda: model.generate(["a", ""])),
-        ("prompts must be str; got int", TypeError, lambda: model.generate([1])),
-        ("prompt must be a str; got list", TypeError, lambda: model.stream(["a"])),
+        ("prompt 0: expected a str, or a list of messages .*; got 1$", TypeError, lambda: model.generate([1])),
+        (r"prompt 0: expected a str, or a list of messages .*; got \['a'\]", TypeError, lambda: model.stream(["a"])),
+        ("prompt 1: .*; got \\[\\]", TypeError, lambda: model.generate(["a", []])),
+        ("prompt 0, message 1: expected 'content', a str; got None", TypeError, lambda: model.stream([{"role": "user", "content": "a"}, {"role": "user"}])),
+        ("prompt 1, message 0: expected 'role', a str; got 1", TypeError, lambda: model.generate(["a", [{"role": 1, "content": ""}]])),
+        ("prompt 0, message 0: content is not valid Unicode", ValueError, lambda: model.generate([{"role": "user", "content": "\ud800"}])),
+        ("does not take these messages: only users", ValueError, lambda: model.generate("a", chat_template="{{ raise_exception('only users') }}")),
+        ("does not take these messages", ValueError, lambda: model.generate("a", chat_template="{% for m in %}")),
         (r"prompt 0 has \d+ tokens; the context of this model is 64", ValueError, lambda: model.generate(long)),
         (r"prompt 0 has \d+ tokens; the context of this model is 64", ValueError, lambda: model.stream(long)),
         ("prompt 0 is not valid Unicode", ValueError, lambda: model.generate("\ud800")),
@@ -432,7 +466,7 @@ def test_a_tokenizer_without_a_template(folder: Path, tmp_path: Path) -> None:
     for file in folder.iterdir():
         if "template" not in file.name:
             (tmp_path / file.name).symlink_to(file)
-    with pytest.raises(ValueError, match="no chat template; call without chat"):
+    with pytest.raises(ValueError, match="no chat template; pass one as chat_template"):
         ftbert.load(tmp_path).generate("a", chat=True)
     assert ftbert.load(tmp_path).generate("a", max_new_tokens=3) == ftbert.load(folder).generate("a", max_new_tokens=3)
 
@@ -471,6 +505,39 @@ def test_the_command_prints_the_text(
     assert said["text"] == want and 0 < said["tokens"] <= 20 and said["prompt_tokens"] > 0
     assert cli.main(["generate", str(folder), ""]) == 1
     assert capsys.readouterr().err == "ftbert: error: prompt 0 is empty\n"
+
+
+def test_the_command_takes_a_systems_message(model: ftbert.Model, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    usual = ["generate", str(folder), "hello", "--max-new-tokens", "9", "--system", "be brief"]
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
+    assert cli.main(usual) == 0
+    assert capsys.readouterr().out == model.generate(messages, max_new_tokens=9)[0] + "\n"
+    other = "{{ messages[0].content }}, {{ messages[1].content }}"
+    (tmp_path / "chat.jinja").write_text(other)
+    for template in (other, str(tmp_path / "chat.jinja")):
+        assert cli.main([*usual, "--chat-template", template]) == 0
+        assert capsys.readouterr().out == model.generate("be brief, hello", max_new_tokens=9)[0] + "\n"
+
+
+def test_a_conversation_on_the_command_line(
+    model: ftbert.Model, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through a pipe; what is too long is told and left out."""
+    said = ["hello", "the café", "word " * 60, "/clear", "a", "/exit", "never"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n\n".join(said)))
+    assert cli.main(["chat", str(folder), "--max-new-tokens", "8", "--repetition-penalty", "1.2"]) == 1
+    out, err = capsys.readouterr()
+    messages, want = list[dict[str, str]](), ""
+    for line in (said[0], said[1], said[4]):
+        messages = [] if line == "a" else messages
+        messages.append({"role": "user", "content": line})
+        (answer,) = model.generate(messages, max_new_tokens=8, repetition_penalty=1.2)
+        messages.append({"role": "assistant", "content": answer})
+        want += answer + "\n"
+    assert out == want and re.fullmatch(r"ftbert: error: prompt 0 has \d+ tokens; the context of this model is 64, .*\n", err)
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello"))
+    assert cli.main(["chat", str(folder), "--max-new-tokens", "8"]) == 0
+    assert capsys.readouterr().out == model.generate("hello", chat=True, max_new_tokens=8)[0] + "\n"
 
 
 def test_ctrl_c_ends_the_text(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,14 +24,17 @@ def add(
     model: bool = True,
     defaults: tuple[str, str] = ("cpu", "fp32"),
     several_devices: bool = False,
+    reports: bool = True,
     dtypes: tuple[str, ...] = ("fp32", "fp16", "bf16", "fp8", "int8", "q8_0", "auto"),
 ) -> argparse.ArgumentParser:
-    """A command with --json and, where it computes with a model, --device and --dtype. text: what it does."""
+    """A command with --json, unless it reports nothing, and --device and --dtype where it computes with a model. text:
+    what it does."""
     added: argparse.ArgumentParser = commands.add_parser(
         name, help=text, description=text, epilog=example, formatter_class=argparse.RawTextHelpFormatter
     )
     added.set_defaults(run=run)
-    added.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    if reports:
+        added.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     if model:
         usual, dtype = defaults
         more = "; several GPUs, with commas or cuda:* for all, share the work" if several_devices else ""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from ftbert.cli import command
 
 _AS_IN_STREAM = (
     "max_new_tokens", "min_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty",
-    "presence_penalty", "frequency_penalty", "seed", "stop", "chat",
+    "presence_penalty", "frequency_penalty", "seed", "stop",
 )  # fmt: skip
 
 
@@ -26,6 +27,12 @@ def add_to(commands: command.Commands) -> None:
     )
     parser.add_argument("model", metavar="MODEL")
     parser.add_argument("prompt", metavar="PROMPT", help="- is standard input, to its end")
+    add_how(parser)
+    parser.add_argument("--chat", action="store_true", help="PROMPT is a message, in the model's chat template")
+
+
+def add_how(parser: argparse.ArgumentParser) -> None:
+    """How texts are made: what `how` reads, --system and --chat-template."""
     parser.add_argument(
         "--max-new-tokens", type=command.count, metavar="N",
         help="at most so many (default: generation_config.json's, else 256)",
@@ -47,13 +54,30 @@ def add_to(commands: command.Commands) -> None:
     parser.add_argument("--frequency-penalty", type=float, metavar="X", help="the same, each time they came")
     parser.add_argument("--seed", type=int, metavar="S", help="the same draws each time")
     parser.add_argument("--stop", action="append", metavar="TEXT", help="end before this; may be given several times")
-    parser.add_argument("--chat", action="store_true", help="PROMPT is a message, in the model's chat template")
+    parser.add_argument("--system", metavar="TEXT", help="the system's message, before those of the user")
+    parser.add_argument("--chat-template", metavar="JINJA", help="a file or a text (default: the model's)")
+
+
+def how(options: argparse.Namespace) -> dict[str, Any]:
+    """Of `ftbert.Model.stream`."""
+    template = options.chat_template
+    if template is not None and "{" not in template:
+        template = Path(template).read_text(encoding="utf-8")
+    return {name: getattr(options, name) for name in _AS_IN_STREAM} | {"chat_template": template}
+
+
+def begun(options: argparse.Namespace) -> list[dict[str, str]]:
+    """The messages before the user's first."""
+    return [] if options.system is None else [{"role": "system", "content": options.system}]
 
 
 def _generate(options: argparse.Namespace) -> int:
-    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    prompt: Any = sys.stdin.read() if options.prompt == "-" else options.prompt
+    given = how(options)
+    if options.system is not None:
+        prompt = [*begun(options), {"role": "user", "content": prompt}]
     model = command.load_model(options, heads=False)
-    pieces = model.stream(prompt, **{name: getattr(options, name) for name in _AS_IN_STREAM})
+    pieces = model.stream(prompt, chat=options.chat, **given)
     code, text = 0, []
     start = time.perf_counter()
     try:

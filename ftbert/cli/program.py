@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ftbert import __version__
-from ftbert.cli import embed, generate, models, serve, tune
+from ftbert.cli import chat, embed, generate, models, serve, tune
 from ftbert.cli.command import INTERRUPTED
 
 
@@ -42,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="ftbert", description="BERT-like encoders at the hardware's limit.")
     parser.add_argument("--version", action="version", version=f"ftbert {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for group in (models, embed, generate, serve, tune):
+    for group in (models, embed, generate, chat, serve, tune):
         group.add_to(commands)
     return parser
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from operator import index
 from typing import Any
 
+from ftbert.decoding.messages import Prompt, listed
 from ftbert.decoding.texts import Options, TextPieces, generate, generate_ids
 from ftbert.forked import note_fork
 
@@ -15,7 +16,7 @@ class LanguageModel:
 
     def generate(
         self,
-        prompts: str | Iterable[str],
+        prompts: Prompt | Iterable[Prompt],
         *,
         max_new_tokens: int | None = None,
         temperature: float = 0.0,
@@ -29,9 +30,12 @@ class LanguageModel:
         seed: int | None = None,
         stop: str | Sequence[str] | None = None,
         chat: bool = False,
+        chat_template: str | None = None,
         batch_size: int = 8,
     ) -> list[str]:
-        """The text that follows each prompt, in input order; of a single str a list of one.
+        """The text that follows each prompt, in input order; of a single one a list of one. A prompt is a str, or a
+        conversation: a list of messages {"role": ..., "content": ...}, whose answer the text is; it goes on where the
+        last message is the assistant's.
 
         A text ends at a token that the folder's generation_config.json or config.json names as its end, before a stop
         string, after max_new_tokens, or where the model's context is full.
@@ -45,7 +49,8 @@ class LanguageModel:
         logits of generated tokens, once and each time, as OpenAI has them. min_new_tokens: no end before so many. seed:
         the same draws each time; the prompt at place i draws as one alone with seed + i. stop: a text ends before the
         first of these. chat: a prompt is a user's message in the tokenizer's chat template, and the text its answer.
-        batch_size: texts computed at a time, for each of which the cache of keys and values has room.
+        chat_template: another template, in Jinja. batch_size: texts computed at a time, for each of which the cache of
+        keys and values has room.
 
         Names mean what they mean in transformers' generate, and greedy texts are its texts. ValueError for an option's
         value (also of generation_config.json), a model without a head for the next token, an empty prompt or one longer
@@ -53,17 +58,17 @@ class LanguageModel:
         in both directions, and where logits are not finite.
         """
         note_fork()
-        given = [prompts] if isinstance(prompts, str) else list(prompts)
         options = Options.of(
             max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed,
             repetition_penalty=repetition_penalty, presence_penalty=presence_penalty, min_new_tokens=min_new_tokens,
-            frequency_penalty=frequency_penalty, stop=stop, chat=chat, batch_size=batch_size,
+            frequency_penalty=frequency_penalty, stop=stop, chat=chat, chat_template=chat_template,
+            batch_size=batch_size,
         )  # fmt: skip
-        return generate(self, given, options)
+        return generate(self, listed(prompts), options)
 
     def stream(
         self,
-        prompt: str,
+        prompt: Prompt,
         *,
         max_new_tokens: int | None = None,
         temperature: float = 0.0,
@@ -77,6 +82,7 @@ class LanguageModel:
         seed: int | None = None,
         stop: str | Sequence[str] | None = None,
         chat: bool = False,
+        chat_template: str | None = None,
     ) -> TextPieces:
         """The text of `generate` while it comes, an iterator of str: never half a character, nor part of a stop string.
         Its tokens, prompt_tokens and reason say how far it is and why it ended. Raises what generate does, at once."""
@@ -84,7 +90,7 @@ class LanguageModel:
         options = Options.of(
             max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed,
             repetition_penalty=repetition_penalty, presence_penalty=presence_penalty, min_new_tokens=min_new_tokens,
-            frequency_penalty=frequency_penalty, stop=stop, chat=chat,
+            frequency_penalty=frequency_penalty, stop=stop, chat=chat, chat_template=chat_template,
         )  # fmt: skip
         return TextPieces(self, prompt, options)
 

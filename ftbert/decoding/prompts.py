@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from ftbert.decoding.messages import Prompt, check_messages, is_messages, rendered
 from ftbert.input_file import is_unicode
 from ftbert.text import load_tokenizer
 
@@ -26,24 +27,28 @@ def tokenizer_for(model: Any) -> Any:
     return _tokenizers[model]
 
 
-def encoded(model: Any, prompts: Sequence[str], chat: bool) -> list[list[int]]:
-    """chat: as a user's message in the tokenizer's template, with the beginning of an answer. ValueError for a prompt
-    that is empty or not valid Unicode, or a tokenizer without a template."""
+def encoded(model: Any, prompts: Sequence[Prompt], chat: bool, template: str | None = None) -> list[list[int]]:
+    """Texts, or messages in the chat template, to ids. chat: a text is a user's message. template: see `rendered`; with
+    one chat is meant. ValueError for a prompt that is empty or not valid Unicode, or as of `rendered`; TypeError for
+    what is neither."""
     tokenizer = tokenizer_for(model)
-    if chat and not tokenizer.chat_template:
-        raise ValueError(f"{model.folder}: its tokenizer has no chat template; call without chat")
     found = []
     for place, prompt in enumerate(prompts):
-        if not isinstance(prompt, str):
-            raise TypeError(f"prompts must be str; got {type(prompt).__name__}")
+        name = f"prompt {place}"
+        if not isinstance(prompt, str) and not is_messages(prompt):
+            wanted = "a str, or a list of messages (dicts of role and content)"
+            raise TypeError(f"{name}: expected {wanted}; got {prompt!r:.60}")
         if not prompt:
-            raise ValueError(f"prompt {place} is empty")
-        if not is_unicode(prompt):
-            raise ValueError(f"prompt {place} is not valid Unicode: it holds a lone surrogate")
-        if chat:
-            message = [{"role": "user", "content": prompt}]
-            prompt = tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
-        found.append(list(tokenizer(prompt, add_special_tokens=not chat)["input_ids"]))
+            raise ValueError(f"{name} is empty")
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        if isinstance(prompt, str) and not is_unicode(prompt):
+            raise ValueError(f"{name} is not valid Unicode: it holds a lone surrogate")
+        if isinstance(prompt, str) and not chat and template is None:
+            found.append(list(tokenizer(prompt)["input_ids"]))
+            continue
+        check_messages(messages, name)
+        text = rendered(tokenizer, model.folder, messages, template)
+        found.append(list(tokenizer(text, add_special_tokens=False)["input_ids"]))  # the template has them
     return found
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from ftbert.decoding.decoder import decoder_of
 from ftbert.decoding.generation import Generation
+from ftbert.decoding.messages import Prompt
 from ftbert.decoding.prompts import dropped, encoded, spelled_ends, tokenizer_for
 from ftbert.decoding.rules import Ruled, Rules
 from ftbert.decoding.sampling import Sampling
@@ -28,6 +29,7 @@ class Options:
     stop: tuple[str, ...] | None = None
     chat: bool = False
     batch_size: int = 8
+    template: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_new_tokens", "batch_size"):
@@ -44,11 +46,12 @@ class Options:
     def of(
         cls, *, max_new_tokens: int | None, temperature: float, top_k: int | None, top_p: float | None,
         min_p: float | None, seed: int | None, stop: str | Sequence[str] | None = None, chat: bool = False,
-        batch_size: int = 8, **rules: Any,
+        chat_template: str | None = None, batch_size: int = 8, **rules: Any,
     ) -> Options:  # fmt: skip
         stops = None if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
         given = {name: value for name, value in rules.items() if value is not None}
-        return cls(max_new_tokens, Sampling(temperature, top_k, top_p, seed, min_p), given, stops, chat, batch_size)
+        sampling = Sampling(temperature, top_k, top_p, seed, min_p)
+        return cls(max_new_tokens, sampling, given, stops, chat, batch_size, chat_template)
 
 
 class Started:
@@ -121,10 +124,8 @@ class TextPieces(Iterator[str]):
     "stop", a stop string came, "length", max_new_tokens or the model's context; "" before.
     """
 
-    def __init__(self, model: Any, prompt: str, options: Options) -> None:
-        if not isinstance(prompt, str):
-            raise TypeError(f"prompt must be a str; got {type(prompt).__name__}")
-        (ids,) = encoded(model, [prompt], options.chat)
+    def __init__(self, model: Any, prompt: Prompt, options: Options) -> None:
+        (ids,) = encoded(model, [prompt], options.chat, options.template)
         self._started = Started(model, [ids], options, spelled_ends(tokenizer_for(model)))
         self._text = _stream(model, ids, options)
         self.tokens, self.prompt_tokens = 0, len(ids)
@@ -149,9 +150,9 @@ class TextPieces(Iterator[str]):
             yield rest
 
 
-def generate(model: Any, prompts: Sequence[str], options: Options) -> list[str]:
+def generate(model: Any, prompts: Sequence[Prompt], options: Options) -> list[str]:
     """The text that follows each prompt."""
-    ids = encoded(model, prompts, options.chat)
+    ids = encoded(model, prompts, options.chat, options.template)
     started = Started(model, ids, options, spelled_ends(tokenizer_for(model)) if ids else frozenset())
     texts = [_stream(model, row, options) for row in ids]
     pieces: list[list[str]] = [[] for _ in ids]
