@@ -13,16 +13,18 @@ if TYPE_CHECKING:
     from ftbert.converters.head_tables import rows_of
     from ftbert.converters.open import open_checkpoint
     from ftbert.converters.reference import build_reference, source_modules, source_tensors
+    from ftbert.converters.text_files import model_files
 
 __all__ = [
-    "build_reference", "check_target", "convert", "open_checkpoint", "rows_of", "source_modules", "source_tensors",
-    "write_folder",
+    "build_reference", "check_target", "convert", "model_files", "open_checkpoint", "rows_of", "source_modules",
+    "source_tensors", "write_folder",
 ]  # fmt: skip
 
 _HOMES = {
     "build_reference": "reference",
     "check_target": "from_huggingface",
     "convert": "from_huggingface",
+    "model_files": "text_files",
     "open_checkpoint": "open",
     "rows_of": "head_tables",
     "source_modules": "reference",

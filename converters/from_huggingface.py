@@ -26,10 +26,12 @@ from ftbert.checkpoint import (
     MODULES,
     Checkpoint,
     StagingFolder,
+    checksums,
     exists,
     expect_file,
     expect_inside,
     named,
+    open_weights,
     read_json_object,
     read_json_value,
     transformer_folder,
@@ -98,8 +100,9 @@ def write_folder(
 
 
 def _save_weights(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    stored = {name: tensor.contiguous() for name, tensor in tensors.items()}
     try:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+        save_file(stored, path, metadata=checksums(stored))
     except SafetensorError as error:  # a full disk among them
         code = re.search(r"os error (\d+)", str(error))
         raise OSError(int(code[1]) if code else errno.EIO, f"cannot be written ({error})", str(path)) from error
@@ -147,7 +150,11 @@ def _copy_text_files(source: Path, target: Path) -> None:
     for name, path in text_files(source).items():
         copy = target / name
         copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, copy)
+        if copy.suffix == ".safetensors":  # of a module
+            weights = open_weights(path.parent)
+            _save_weights({one: weights.read(one) for one in weights.shapes()}, copy)
+        else:
+            shutil.copyfile(path, copy)
     if transformer_folder(source) != source:  # what was there is in the target itself
         modules = read_json_value(source / MODULES)
         modules[0]["path"] = ""

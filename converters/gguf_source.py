@@ -27,7 +27,7 @@ class GgufSource(TensorSource):
     def __init__(
         self, file: GgufFile, kind: Architecture, names: dict[str, str], config: dict[str, Any], text: TextFolder
     ) -> None:
-        self.where = str(file.path)
+        self.where, self.files = str(file.path), (file.path,)
         self.file, self.text = file, text
         self._kind, self._names = kind, names
         self._heads = {"q_proj": config["num_attention_heads"], "k_proj": config.get("num_key_value_heads", 0)}

@@ -67,7 +67,7 @@ class _Int8Source(TensorSource):
     """`held`, and of `plain` what is not among them."""
 
     def __init__(self, plain: TensorSource, held: dict[str, torch.Tensor]) -> None:
-        self.where, self._plain, self._held = plain.where, plain, held
+        self.where, self.files, self._plain, self._held = plain.where, plain.files, plain, held
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return self._plain.shapes() | {name: tuple(tensor.shape) for name, tensor in self._held.items()}

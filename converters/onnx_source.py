@@ -20,7 +20,7 @@ from ftbert.converters.families import find_family
 from ftbert.converters.family import Family
 from ftbert.converters.onnx_config import differences, document, fit
 from ftbert.converters.onnx_encoder import Encoder, trace
-from ftbert.converters.onnx_file import BFLOAT16, DTYPES, OnnxFile, computed, read_onnx
+from ftbert.converters.onnx_file import BFLOAT16, DTYPES, OnnxFile, computed, data_files, read_onnx
 from ftbert.converters.onnx_graph import Graph, Matrix, histogram
 from ftbert.converters.onnx_integers import Dequantised, has_row_scales
 from ftbert.converters.onnx_pieces import Linear, Norm
@@ -34,6 +34,7 @@ class OnnxSource(TensorSource):
 
     def __init__(self, file: OnnxFile, encoder: Encoder, tensors: dict[str, Matrix]) -> None:
         self.where = str(file.path)
+        self.files = (file.path, *data_files(file.constants.values()))
         self.file, self.encoder = file, encoder
         self._tensors = tensors
 

@@ -34,13 +34,17 @@ from ftbert.converters.own_code import read_classes
 
 
 def open_checkpoint(
-    source: str | Path | torch.nn.Module | Checkpoint, *, revision: str | None = None, token: str | None = None
+    source: str | Path | torch.nn.Module | Checkpoint,
+    *,
+    revision: str | None = None,
+    token: str | None = None,
+    verify: bool = True,
 ) -> Checkpoint:
     """An ftbert or HuggingFace folder, an .onnx or .gguf file or a folder with one, a hub id, or a live transformers
     model. A checkpoint is one that is open.
 
-    revision, token: of a hub id, see `fetch`. ValueError lists every missing and misshapen tensor at once;
-    FileNotFoundError says what was looked for, PermissionError whose it is.
+    revision, token: of a hub id, see `fetch`. verify: see `open_weights`. ValueError lists every missing and misshapen
+    tensor at once; FileNotFoundError says what was looked for, PermissionError whose it is.
     """
     if isinstance(source, Checkpoint):
         return source
@@ -63,14 +67,14 @@ def open_checkpoint(
     home = transformer_folder(folder)
     document, where = read_json_object(home / "config.json"), str(home / "config.json")
     if document.get("format") == FORMAT:
-        return read_checkpoint(folder, document, open_weights(home))
+        return read_checkpoint(folder, document, open_weights(home, verify))
     try:
         document = todays_words(document)
         find_family(document)  # before its weights are looked for: no other file changes that answer
         document = read_classes(document)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
-    return _from_huggingface(document, open_weights(home), folder, where)
+    return _from_huggingface(document, open_weights(home, verify), folder, where)
 
 
 def _expect_no_hub(source: str, revision: str | None, token: str | None) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ftbert.checkpoint import MODULES, read_json_value, read_modules, transformer_folder
+from ftbert.checkpoint import MODULES, Checkpoint, read_json_value, read_modules, transformer_folder
 from ftbert.text import MULTI_LINEAR, SPARSE_LINEAR, TOKENIZER_FILES, TextSettings, load_tokenizer
 
 MODULE_WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # best first
@@ -36,6 +36,15 @@ def text_files(folder: Path) -> dict[str, Path]:
             for name in ("config.json", *MODULE_WEIGHTS):
                 found[str((module.folder / name).relative_to(folder))] = module.folder / name
     return {name: path for name, path in found.items() if path.exists()}
+
+
+def model_files(checkpoint: Checkpoint) -> dict[str, Path]:
+    """All files of a model that results depend on, by what tells one from the others: those of weights, config.json,
+    and those of `text_files`. None of a live model."""
+    files = {path.name: path for path in checkpoint.source.files}
+    if files and checkpoint.folder is not None:
+        files |= {"config.json": transformer_folder(checkpoint.folder) / "config.json", **text_files(checkpoint.folder)}
+    return {name: path for name, path in sorted(files.items()) if path.is_file()}
 
 
 def named_files(home: Path) -> Iterator[str]:

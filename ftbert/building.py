@@ -58,9 +58,11 @@ def build(
     heads: bool,
     live: torch.nn.Module | None = None,
     ranks: Ranks = ALONE,
+    verify: bool = True,
 ) -> Built:
     """places: of each rank that is here; heads are on the first, where ids come and results go. asked: None for "auto".
-    live: the module that `checkpoint` was opened from. Raises what `ftbert.load` does."""
+    live: the module that `checkpoint` was opened from. verify: of 8-bit weights in the user's cache too. Raises what
+    `ftbert.load` does."""
     place = places[0]
     element, quantizes_to = types_of(checkpoint, place, asked)
     check_range(checkpoint.config.encoder.embedding_scale, element, stacklevel=4)
@@ -69,7 +71,7 @@ def build(
     elif quantizes_to == INT8 and checkpoint.in_int8 is not None:
         opened = nullcontext(checkpoint.in_int8())
     elif live is None:
-        opened = in_8_bits(checkpoint, quantizes_to, place)
+        opened = in_8_bits(checkpoint, quantizes_to, place, verify)
     else:
         opened = live_in_8_bits(checkpoint, quantizes_to, place, live)
     with opened as stored:

@@ -48,6 +48,7 @@ def load(
     heads: bool = True,
     revision: str | None = None,
     token: str | None = None,
+    verify: bool = True,
     prompts: Mapping[str, str] | None = None,
     default_prompt_name: str | None = None,
     max_length: int | None = None,
@@ -78,7 +79,8 @@ def load(
     every call; an encoder's ...ForCausalLM or ...LMHeadModel without is_decoder is one. A decoder's ...ForCausalLM
     gives hidden states, and its head is read when `predict`, `rerank`, `generate` or `head` asks for it. What stands
     outside the encoder and is no head that ftbert knows is left out, with a warning. revision, token: of a hub id; a
-    branch, tag or commit, and what a private model asks for (None: HF_TOKEN, or that of `hf auth login`).
+    branch, tag or commit, and what a private model asks for (None: HF_TOKEN, or that of `hf auth login`). verify: False
+    does not compare weights that ftbert wrote with their checksums (docs/checkpoint.md).
 
     prompts, default_prompt_name, max_length, truncate_dim, similarity_fn_name: over the folder's, as
     SentenceTransformer and CrossEncoder take them; prompts are added to the folder's. model_kwargs: theirs for
@@ -87,9 +89,9 @@ def load(
 
     Raises
     FileNotFoundError, PermissionError, ImportError (an .onnx file without the package onnx, a .gguf file that needs the
-    package gguf), ValueError (weights or config do not fit, all problems listed; a device that cannot serve fp8 or
-    int8; a model that loses too much in it), RuntimeError (a device or dtype that this build or machine cannot serve; a
-    live model that computes something else than its config says), TypeError for what is no such source.
+    package gguf), ValueError (weights or config do not fit, all problems listed; damaged weights; a device that cannot
+    serve fp8 or int8; a model that loses too much in it), RuntimeError (a device or dtype that this build or machine
+    cannot serve; a live model that computes something else than its config says), TypeError for what is no such source.
     """
     places = check_devices(device, several_cpus=parallel is not None)
     ranks = find_ranks(parallel, places)
@@ -99,12 +101,12 @@ def load(
         for place in places:
             check_dtype(place, asked)
     source = _source(source)
-    checkpoint = open_checkpoint(source, revision=revision, token=token)
+    checkpoint = open_checkpoint(source, revision=revision, token=token, verify=verify)
     if heads and checkpoint.config.left_out:
         warnings.warn(f"{checkpoint.source.where}: {checkpoint.config.left_out}", stacklevel=2)
     live = source if isinstance(source, torch.nn.Module) else None
     together = places if ranks.size > 1 else places[:1]
-    model = Model(*build(checkpoint, together, asked, attention, heads, live, ranks))
+    model = Model(*build(checkpoint, together, asked, attention, heads, live, ranks, verify))
     if live is not None:
         check_loaded(model, live)
     if prompts is not None:

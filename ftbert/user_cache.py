@@ -26,18 +26,18 @@ def cache_folder() -> Path | None:
         return None
 
 
-def untrusted(*folders: Path) -> str:
-    """Why other users may have written files in these folders, and what to do; "" where they cannot have, or where a
-    folder does not exist. The rule is ssh's: a folder belongs to this user or root, and no other user may write."""
-    for folder in folders:
+def untrusted(*paths: Path) -> str:
+    """Why other users may have written these folders or files, and what to do; "" where they cannot have, or where one
+    does not exist. The rule is ssh's: each belongs to this user or root, and no other user may write."""
+    for path in paths:
         try:
-            found = folder.stat()
+            found = path.stat()
         except OSError:
             continue  # whoever goes on says so
         if found.st_uid not in (0, os.geteuid()):
-            return f"{folder} belongs to another user; FTBERT_CACHE names another folder"
+            return f"{path} belongs to another user; FTBERT_CACHE names another folder"
         if found.st_mode & 0o022:
-            return f"others can write to {folder}; `chmod -R go-w {folder}`, or name another with FTBERT_CACHE"
+            return f"others can write to {path}; `chmod -R go-w {path}`, or name another with FTBERT_CACHE"
     return ""
 
 

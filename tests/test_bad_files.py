@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -47,6 +48,58 @@ def change(folder: Path, **entries: Any) -> Path:
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | entries))
     return folder
+
+
+def flip(path: Path, place: int, bit: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1 << bit
+    path.write_bytes(data)
+
+
+def test_a_flipped_bit_is_noticed(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each tensor of a folder that ftbert wrote, wherever it lies; also where parts are summed side by side."""
+    monkeypatch.setattr("ftbert.checkpoint.tensor_bytes._PART", 1000)
+    monkeypatch.setattr("torch.get_num_threads", lambda: 3)
+    path = convert(folder, tmp_path / "out") / "model.safetensors"
+    assert path.read_bytes() == (convert(folder, tmp_path / "again") / "model.safetensors").read_bytes()
+    whole, rng = path.read_bytes(), random.Random(0)
+    header = 8 + int.from_bytes(whole[:8], "little")
+    entries = json.loads(whole[8:header])
+    assert list(entries.pop("__metadata__")) == ["ftbert.crc32"] and len(entries) > 15
+    for name, entry in entries.items():
+        begin, end = entry["data_offsets"]
+        flip(path, header + rng.randrange(begin, end), rng.randrange(8))
+        with pytest.raises(ValueError, match=rf"{path}: {name}: its checksum is .*: convert or quantize the model again"):
+            ftbert.load(path.parent)
+        path.write_bytes(whole)
+    ids = torch.arange(5, 15)[None]
+    expected = ftbert.load(path.parent)(ids).last_hidden_state
+    save_file(load_file(path), tmp_path / "again" / path.name)  # as one of an ftbert that knew no checksums
+    assert torch.equal(ftbert.load(tmp_path / "again")(ids).last_hidden_state, expected)
+    flip(path, header + entries["layers.0.ffn.up.bias"]["data_offsets"][0] + 2, 6)
+    assert not torch.equal(ftbert.load(path.parent, verify=False)(ids).last_hidden_state, expected)
+    monkeypatch.setenv("FTBERT_VERIFY", "off")
+    assert not torch.equal(ftbert.load(path.parent)(ids).last_hidden_state, expected)
+
+
+def test_checksums_of_other_tensors(folder: Path, tmp_path: Path) -> None:
+    path = convert(folder, tmp_path / "out") / "model.safetensors"
+    for found in ("{}", "[", "[" * 9999, '{"embeddings.word": "0"}', "7"):
+        save_file(load_file(path), path, metadata={"ftbert.crc32": found})
+        with pytest.raises(ValueError, match=rf"{path}: ftbert\.crc32 in its header is not of its tensors"):
+            open_checkpoint(path.parent)
+
+
+def test_a_flipped_bit_of_a_module(tmp_path: Path) -> None:
+    from tokenizers_offline import sentence_folder
+
+    dense = {"in_features": 64, "out_features": 32, "bias": True, "activation_function": "torch.nn.modules.linear.Identity"}
+    source = sentence_folder(tmp_path / "model", behind=[dense])
+    path = convert(source, tmp_path / "out") / "2_Dense" / "model.safetensors"
+    assert abs(ftbert.load(tmp_path / "out").encode(["a b"]) - ftbert.load(source).encode(["a b"])).max() < 1e-6
+    flip(path, -1, 0)
+    with pytest.raises(ValueError, match=rf"{path}: linear\.\w+: its checksum is"):
+        ftbert.load(tmp_path / "out").encode(["a b"])
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -24,7 +25,15 @@ from ftbert.checkpoint import Checkpoint
 from ftbert.converters import open_checkpoint
 from ftbert.devices import check_dtype, stream_dtype
 from ftbert.dtypes import EIGHT_BITS, FP8, INT8, STORED_DTYPES, parse_dtype, users_word
-from ftbert.quantization import cache, cached_at, calibration_texts, in_8_bits, live_in_8_bits, quantize
+from ftbert.quantization import (
+    cache,
+    cached_at,
+    calibration_texts,
+    contents,
+    in_8_bits,
+    live_in_8_bits,
+    quantize,
+)
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -222,7 +231,7 @@ def test_made_once_and_kept(folder: Path, cached: Path, made: list[str], word: s
 
 def test_what_makes_it_anew(folder: Path, cached: Path, made: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def changed_file() -> None:
-        os.utime(folder / "model.safetensors", ns=(1, 1))
+        flip(folder / "model.safetensors", -1)
 
     def other_words() -> None:
         (folder / "vocab.txt").write_text((folder / "vocab.txt").read_text() + "more\n")
@@ -233,16 +242,94 @@ def test_what_makes_it_anew(folder: Path, cached: Path, made: list[str], monkeyp
         changed_file, other_words, lambda: monkeypatch.setattr(cache, "FORMAT", 1000),
         lambda: monkeypatch.setattr(cache, "__version__", "9.9"),
         lambda: monkeypatch.setattr(cache, "calibration_texts", lambda: ["other texts"]),
-        lambda: folder.rename(folder.with_name("moved")),
     )):  # fmt: skip
         change()
-        place = folder if folder.exists() else folder.with_name("moved")
-        found.add(cached_at(open_checkpoint(place), FP8))
+        found.add(cached_at(open_checkpoint(folder), FP8))
         assert len(found) == number + 2
-    assert counts(open_checkpoint(folder.with_name("moved"))) == 8 and made == [folder.name, "moved"]
+    os.utime(folder / "model.safetensors", ns=(1, 1))  # the same bytes
+    (folder / "README.md").write_text("which no number comes from")
+    assert cached_at(open_checkpoint(folder), FP8) in found
+    assert counts(open_checkpoint(folder)) == 8 and made == [folder.name] * 2
 
 
-def test_a_snapshot_of_the_hub_is_known_by_its_commit(folder: Path, tmp_path: Path, cached: Path) -> None:
+def flip(path: Path, place: int, bit: int = 1) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= bit
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("entry", ["folder", "link"])
+def test_a_strangers_folder_of_the_same_names_is_another_model(
+    folder: Path, tmp_path: Path, cached: Path, entry: str
+) -> None:
+    """Down to the commit's; with files, or with links to blobs of the same names."""
+    found = []
+    for owner in ("mine", "theirs"):
+        snapshot = tmp_path / owner / "models--org--name" / "snapshots" / "0a1b"
+        if entry == "folder":
+            shutil.copytree(folder, snapshot)
+        else:
+            snapshot.mkdir(parents=True)
+            (blobs := snapshot.parent.parent / "blobs").mkdir()
+            for path in folder.iterdir():
+                shutil.copy(path, blobs / f"{path.name}-blob")
+                (snapshot / path.name).symlink_to(f"../../blobs/{path.name}-blob")
+        if owner == "theirs":
+            place = snapshot / "model.safetensors"
+            before = place.stat()
+            flip(place, -1)
+            os.utime(place, ns=(before.st_atime_ns, before.st_mtime_ns))
+        found.append(cached_at(open_checkpoint(snapshot), FP8))
+    assert found[0] != found[1] and all(one is not None and one.name.startswith("org--name-") for one in found)
+
+
+def test_files_that_others_may_change_have_a_place_of_their_own(folder: Path, cached: Path) -> None:
+    """Whoever changes them while they are read would leave other weights where those of the same bytes are looked for."""
+    mine = cached_at(open_checkpoint(folder), FP8)
+    (folder / "model.safetensors").chmod(0o666)
+    assert cached_at(open_checkpoint(folder), FP8) != mine
+
+
+def test_a_source_that_changes_meanwhile_is_not_kept(
+    folder: Path, cached: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slowly(source: Path, *args: Any, **kwargs: Any) -> Any:
+        flip(folder / "model.safetensors", -1)
+        return quantize(source, *args, **kwargs)
+
+    monkeypatch.setattr(cache, "quantize", slowly)
+    with pytest.raises(ValueError, match="its files changed while they were read; load it again"):
+        counts(open_checkpoint(folder))
+    assert not list(cached.glob("*/config.json"))
+
+
+def test_bytes_are_read_once(folder: Path, cached: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    whole = contents._digest
+
+    def counted(path: Path, size: int) -> str:
+        read.append(path.name)
+        return whole(path, size)
+
+    monkeypatch.setattr(contents, "_digest", counted)
+    key = cached_at(open_checkpoint(folder), FP8)
+    assert "model.safetensors" in read
+    cached_at(open_checkpoint(folder), FP8)
+    assert read.count("model.safetensors") == 2  # written a moment ago, it might change within a tick of its time
+    monkeypatch.setattr(contents, "_SETTLED", -1)
+    cached_at(open_checkpoint(folder), FP8)
+    read.clear()
+    assert cached_at(open_checkpoint(folder), FP8) == key and not read
+    place = folder / "model.safetensors"
+    before = place.stat()
+    flip(place, -1)
+    while place.stat().st_ctime_ns == before.st_ctime_ns:
+        place.touch()
+    os.utime(place, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert cached_at(open_checkpoint(folder), FP8) != key and read == ["model.safetensors"]
+
+
+def test_a_snapshot_of_the_hub_is_known_by_its_bytes(folder: Path, tmp_path: Path, cached: Path) -> None:
     repository = tmp_path / "hub" / "models--org--name"
     (repository / "snapshots").mkdir(parents=True)
     (repository / "blobs").mkdir()
@@ -254,8 +341,8 @@ def test_a_snapshot_of_the_hub_is_known_by_its_commit(folder: Path, tmp_path: Pa
     assert key is not None and key.name.startswith("org--name-")
     os.utime(repository / "blobs" / "model.safetensors-blob", ns=(1, 1))  # fetched again
     assert cached_at(open_checkpoint(first), FP8) == key
-    second = first.rename(first.with_name("2c3d"))
-    assert cached_at(open_checkpoint(second), FP8) != key
+    second = first.rename(first.with_name("2c3d"))  # a commit that changed the README
+    assert cached_at(open_checkpoint(second), FP8) == key
     assert counts(open_checkpoint(second)) == 8
 
 
@@ -286,6 +373,26 @@ def test_one_that_was_broken_is_made_again(folder: Path, cached: Path, made: lis
     with (kept / "model.safetensors").open("r+b") as file:
         file.truncate(1000)
     assert counts(open_checkpoint(folder)) == 8 and made == [folder.name] * 2
+    flip(kept / "model.safetensors", -1)
+    assert counts(open_checkpoint(folder)) == 8 and made == [folder.name] * 3
+
+
+def test_a_file_that_others_may_write_is_not_read(folder: Path, cached: Path, made: list[str]) -> None:
+    before = os.umask(0)
+    try:
+        assert counts(open_checkpoint(folder)) == 8
+    finally:
+        os.umask(before)
+    assert counts(open_checkpoint(folder)) == 8 and made == [folder.name]
+    kept = cached_at(open_checkpoint(folder), FP8)
+    assert kept is not None
+    for path in (kept / "model.safetensors", kept / "config.json", kept):
+        path.chmod(path.stat().st_mode | 0o002)
+        told = pytest.warns(UserWarning, match=f"not kept: others can write to {path}; `chmod -R go-w")
+        with told, in_8_bits(open_checkpoint(folder), FP8, CPU) as stored:
+            assert stored.folder != kept
+        path.chmod(path.stat().st_mode & ~0o002)
+    assert counts(open_checkpoint(folder)) == 8 and made == [folder.name] * 4
 
 
 def test_a_failure_leaves_nothing(folder: Path, cached: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from onnx_models import MODELS, NEARLY_BERT, anonymous, export, export_nearly_be
 import ftbert
 from ftbert.checkpoint import AttentionConfig, FeedForwardConfig, LayerConfig, NormConfig
 from ftbert.converters import convert, onnx_source, open_checkpoint
+from ftbert.files.embed import _model_identity
 
 onnx = pytest.importorskip("onnx")
 helper, numpy_helper = onnx.helper, onnx.numpy_helper
@@ -135,6 +136,14 @@ def test_folder_with_config_and_tokenizer(tiny_bert: Any, tmp_path: Path) -> Non
         again = ftbert.load(source)
         assert again.folder == folder and again.checkpoint.config.huggingface["architectures"] == ["BertModel"]
         assert abs(again.encode(["word1 word2", "a b c"]) - expected).max() < 1e-6
+    # Finished work of `embed` is of these weights alone.
+    before = _model_identity(again)
+    data = bytearray((folder / "onnx" / "model.onnx").read_bytes())
+    data[len(data) // 2] ^= 1
+    (folder / "onnx" / "model.onnx").write_bytes(data)
+    assert _model_identity(again) != before
+    data[len(data) // 2] ^= 1
+    (folder / "onnx" / "model.onnx").write_bytes(data)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"num_attention_heads": 4, "layer_norm_eps": 1e-5}))
     with pytest.raises(ValueError, match=r"(?s)does not fit the graph.*heads: the config says 4, the graph 2.*eps"):

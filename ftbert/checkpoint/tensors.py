@@ -12,10 +12,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import BinaryIO
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
+from ftbert.checkpoint.tensor_bytes import find_checksums, read_bytes, verifies_files
 from ftbert.input_file import expect_file, list_folder, read_json_value, shown
 
 Shape = tuple[int, ...]
@@ -37,9 +37,11 @@ _DTYPES = {
 
 
 class TensorSource(ABC):
-    """Named tensors. `where` names the file or model for error messages."""
+    """Named tensors. `where` names the file or model for error messages. files: all that tensors are read from; none of
+    a model in memory."""
 
     where: str
+    files: tuple[Path, ...] = ()
 
     @abstractmethod
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -66,9 +68,12 @@ class SafetensorsSource(TensorSource):
     """Read from the file, not mapped: a mapping would count every page ever read as memory in use, and opening one anew
     for each tensor costs milliseconds (BERT base, 199 tensors: 1.4 s, against 0.2 s this way)."""
 
-    def __init__(self, files: list[Path]) -> None:
+    def __init__(self, files: list[Path], verify: bool) -> None:
+        """verify: whether a tensor is compared with its checksum, where the file has any, when it is read."""
         self.where = str(files[0] if len(files) == 1 else files[0].parent)
+        self.files = tuple(files)
         self._found: dict[str, tuple[Path, int, torch.dtype, Shape]] = {}  # file, first byte, dtype, shape
+        self._checksums: dict[str, str] = {}
         for path in files:
             expect_file(path)
             try:
@@ -76,24 +81,23 @@ class SafetensorsSource(TensorSource):
                 with safe_open(path, framework="pt"), path.open("rb") as file:
                     length = int.from_bytes(file.read(8), "little")
                     header = json.loads(file.read(length))
+                metadata = header.pop("__metadata__", None)
                 for name, entry in header.items():
-                    if name != "__metadata__":
-                        start, dtype = 8 + length + entry["data_offsets"][0], _DTYPES[entry["dtype"]]
-                        self._found[name] = (path, start, dtype, tuple(entry["shape"]))
+                    start, dtype = 8 + length + entry["data_offsets"][0], _DTYPES[entry["dtype"]]
+                    self._found[name] = (path, start, dtype, tuple(entry["shape"]))
             except (SafetensorError, OSError, ValueError) as error:
                 raise ValueError(f"{path}: not a complete safetensors file ({error})") from error
             except KeyError as error:
                 raise ValueError(f"{path}: a tensor is stored as {error}, which ftbert does not read") from error
+            if verify:
+                self._checksums |= find_checksums(metadata, set(header), str(path))
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: shape for name, (*_, shape) in self._found.items()}
 
     def read(self, name: str) -> torch.Tensor:
         path, start, dtype, shape = self._found[name]
-        size = math.prod(shape) * dtype.itemsize
-        data = np.fromfile(path, np.uint8, size, offset=start)
-        if data.size != size:
-            raise ValueError(f"{path}: ends within {name}; has it been changed since it was opened?")
+        data = read_bytes(path, name, start, math.prod(shape) * dtype.itemsize, self._checksums.get(name))
         return torch.from_numpy(data).view(dtype).reshape(shape)
 
 
@@ -117,6 +121,7 @@ class BinSource(StateDictSource):
     """Of .bin files, in part mapped: a page behind the end of a file that was cut short would end the process."""
 
     def __init__(self, files: list[Path], where: str) -> None:
+        self.files = tuple(files)
         self._files: list[tuple[BinaryIO, int]] = []  # and their sizes
         tensors: dict[str, torch.Tensor] = {}
         for path in files:
@@ -202,13 +207,14 @@ def find_weights(names: Collection[str], where: str) -> str:
     )
 
 
-def open_weights(folder: Path) -> TensorSource:
-    """The weights of a HuggingFace or ftbert folder; ValueError when there are none or they are broken."""
+def open_weights(folder: Path, verify: bool = True) -> TensorSource:
+    """The weights of a HuggingFace or ftbert folder; ValueError when there are none or they are broken. verify: False,
+    or FTBERT_VERIFY=off, leaves out the checksums that a file of ftbert has."""
     path = folder / find_weights(list_folder(folder), str(folder))
     sharded = path.suffix == ".json"
     files = _shards(path) if sharded else [path]
     if ".safetensors" in path.name:
-        return SafetensorsSource(files)
+        return SafetensorsSource(files, verify and verifies_files())
     return BinSource(files, str(folder if sharded else path))
 
 

@@ -287,10 +287,12 @@ def _sources_identity(sources: Sequence[Path]) -> dict[str, Any]:
 def _model_identity(model: Any) -> dict[str, Any]:
     """Changes when anything changes that a vector depends on."""
     digest = hashlib.sha256()
-    for path in sorted(Path(model.folder).rglob("*")):
-        if path.is_file() and path.suffix in _READ:
+    weights = model.checkpoint.source.files if hasattr(model, "checkpoint") else ()  # one may lie elsewhere, or be ONNX
+    for path in sorted({*Path(model.folder).rglob("*"), *weights}):
+        if path.is_file() and (path.suffix in _READ or path in weights):
             stat = os.stat(path)
-            digest.update(f"{path.relative_to(model.folder)} {stat.st_size} ".encode())
+            name = path.relative_to(model.folder) if path.is_relative_to(model.folder) else path.name
+            digest.update(f"{name} {stat.st_size} ".encode())
             small = stat.st_size <= _HASHED_BYTES
             digest.update(path.read_bytes() if small else str(stat.st_mtime_ns).encode())
     dtype = str(getattr(model, "dtype", "")).removeprefix("torch.")

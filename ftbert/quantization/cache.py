@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,8 +18,9 @@ from typing import Any
 import torch
 
 from ftbert.checkpoint import Checkpoint, transformer_folder
-from ftbert.converters import open_checkpoint, write_folder
+from ftbert.converters import model_files, open_checkpoint, write_folder
 from ftbert.dtypes import Q8_0, users_word
+from ftbert.quantization.contents import digest_of
 from ftbert.quantization.q8_0 import in_q8_0
 from ftbert.quantization.quantize import calibration_texts, quantize
 from ftbert.text import TOKENIZER_FILES
@@ -29,13 +31,15 @@ FORMAT = 2  # counts up where `quantize` makes other numbers of the same model a
 
 
 @contextmanager
-def in_8_bits(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Iterator[Checkpoint]:
+def in_8_bits(
+    checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, verify: bool = True
+) -> Iterator[Checkpoint]:
     """`checkpoint` as `quantize` writes it in `dtype` with the package's texts, on `device`; to be read inside the
     context.
 
-    It is kept in the user's cache, and made again when its source changes. Several processes make it once; where the
-    cache is off or not to be used, it is made each time and removed. Warns when it is made. q8_0 asks no texts, and is
-    made as it is read. Errors as of `quantize`.
+    It is kept in the user's cache, and made again when its source changes, or where it is damaged, which verify=False
+    leaves out. Several processes make it once; where the cache is off or not to be used, it is made each time and
+    removed. Warns when it is made. q8_0 asks no texts, and is made as it is read. Errors as of `quantize`.
     """
     if dtype == Q8_0:
         yield in_q8_0(checkpoint)
@@ -44,9 +48,9 @@ def in_8_bits(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) 
     target, why = cached_at(checkpoint, dtype), ""
     if target is None:
         why = "the cache is switched off"
-    elif found := untrusted(target.parent.parent, target.parent, target):
+    elif found := untrusted(target.parent.parent, target.parent, target, *target.rglob("*")):
         why = found
-    elif kept := _complete(target):
+    elif kept := _complete(target, verify):
         yield kept
         return
     else:
@@ -62,10 +66,10 @@ def in_8_bits(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) 
             yield _made(source, Path(folder) / "stored", dtype, device)
         return
     with locked(lock):
-        found_now = _complete(target)  # by another process, while this one waited
+        found_now = _complete(target, verify)  # by another process, while this one waited
         if found_now is None:
             _warn(where, dtype, f"kept in {target}")
-            found_now = _made(source, target, dtype, device)
+            found_now = _kept(checkpoint, target, dtype, device)
     yield found_now
 
 
@@ -95,14 +99,14 @@ _FILES = (".onnx", ".gguf")  # models that are one file
 
 def cached_at(checkpoint: Checkpoint, dtype: torch.dtype) -> Path | None:
     """The folder that `in_8_bits` keeps; None where the cache is switched off. Its name changes with all that the
-    numbers come from: the source's files, the texts, ftbert."""
+    numbers come from: the bytes of the source's files, the texts, ftbert. OSError where one cannot be read."""
     folder = cache_folder()
     if folder is None:
         return None
-    name, identity = _identity(checkpoint)
+    name, identity = _identity(checkpoint, folder / "contents")
     texts = hashlib.sha256("\n".join(calibration_texts()).encode()).hexdigest()
     digest = hashlib.sha256(json.dumps([identity, texts, FORMAT, __version__]).encode()).hexdigest()
-    return folder / users_word(dtype) / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name)[-80:]}-{digest[:20]}"
+    return folder / users_word(dtype) / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name)[-80:]}-{digest[:32]}"
 
 
 def _source(checkpoint: Checkpoint) -> Path:
@@ -115,27 +119,43 @@ def _source(checkpoint: Checkpoint) -> Path:
     return checkpoint.folder
 
 
-def _identity(checkpoint: Checkpoint) -> tuple[str, list[Any]]:
-    """A name, and what changes with the weights: the commit of a hub's snapshot, else sizes and times of the files."""
+def _identity(checkpoint: Checkpoint, digests: Path) -> tuple[str, list[Any]]:
+    """A name, and what changes with the weights and with how texts are read: the bytes of the files. Nothing else tells
+    a model from one that a stranger has put under its name, or beside it. Where others may change the files while they
+    are read, it is an identity of theirs. digests: see `digest_of`."""
     source = _source(checkpoint)
     folder = Path(os.path.realpath(source.parent if source.is_file() else source))
     name = source.name if source.is_file() else folder.name
-    repository, snapshots, commit = folder.parts[-3:] if len(folder.parts) > 3 else ("", "", "")
-    if snapshots == "snapshots" and repository.startswith("models--"):
-        kept = "" if name == commit else f"-{name}"
-        return repository.removeprefix("models--") + kept, ["hub", repository, commit, name]
-    folders = {folder, *([] if checkpoint.folder is None else [transformer_folder(checkpoint.folder)])}
-    files = sorted(path for one in folders for path in one.iterdir() if path.is_file())
-    files = [source] if source.suffix == ".gguf" else files  # which has the tokenizer in it
-    stats = [(str(path), stat.st_size, stat.st_mtime_ns) for path in files if (stat := path.stat())]
-    return name, ["files", str(folder), name, stats]
+    if len(folder.parts) > 3 and folder.parts[-2] == "snapshots" and folder.parts[-3].startswith("models--"):
+        name = folder.parts[-3].removeprefix("models--") + ("" if name == folder.name else f"-{name}")
+    files = model_files(checkpoint)
+    if source.suffix == ".gguf":  # which has the tokenizer in it, and the folder is a temporary one
+        files = {name: path for name, path in files.items() if path in checkpoint.source.files}
+    found = [(name, digest_of(path, digests)) for name, path in files.items()]
+    return name, [*found, untrusted(folder, *files.values())]
 
 
-def _complete(target: Path) -> Checkpoint | None:
+def _complete(target: Path, verify: bool) -> Checkpoint | None:
     try:
-        return open_checkpoint(target)
+        if verify:
+            whole = open_checkpoint(target)
+            for name in whole.source.shapes():
+                whole.source.read(name)
+        return open_checkpoint(target, verify=False)
     except (OSError, ValueError):  # none, or one that somebody broke, whose place the next takes
         return None
+
+
+def _kept(checkpoint: Checkpoint, target: Path, dtype: torch.dtype, device: torch.device) -> Checkpoint:
+    """Made at `target`, where no other user may write whatever the umask says. ValueError where the source's files have
+    changed meanwhile: then nothing is kept."""
+    made = _made(_source(checkpoint), target, dtype, device)
+    if cached_at(checkpoint, dtype) != target:
+        shutil.rmtree(target)
+        raise ValueError(f"{checkpoint.source.where}: its files changed while they were read; load it again")
+    for path in (target, *target.rglob("*")):
+        path.chmod(path.stat().st_mode & ~0o022)
+    return made
 
 
 def _made(source: Path, target: Path, dtype: torch.dtype, device: torch.device) -> Checkpoint:

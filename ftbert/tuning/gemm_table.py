@@ -156,7 +156,7 @@ def _source(kind: str, path: Path, machine: Machine) -> Source | None:
     except (OSError, ValueError) as error:
         missing = isinstance(error, FileNotFoundError) and kind != _CHOSEN
         return None if missing else Source(kind, path, [], str(error).removeprefix(f"{path}: "))
-    if kind == "user cache" and (reason := untrusted(path.parent.parent, path.parent)):
+    if kind == "user cache" and (reason := untrusted(path.parent.parent, path.parent, path)):
         return Source(kind, path, [], reason)
     problems = []
     if owner != machine:

@@ -1,0 +1,93 @@
+"""Bytes of the tensors in a safetensors file, and their checksums: written with it, compared when they are read."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+# The only entry of the header's __metadata__: the library writes several in an order that changes from run to run.
+KEY = "ftbert.crc32"
+_PART = 4 << 20  # bytes under one CRC-32: zlib sums 1 GB/s, so parts are read and summed side by side
+_MOST_THREADS = 8
+_REMEDY = (
+    "the file was changed or damaged after ftbert wrote it: convert or quantize the model again; "
+    "load(..., verify=False) or FTBERT_VERIFY=off reads it as it is"
+)
+
+
+def verifies_files() -> bool:
+    """Whether checksums are compared at all: FTBERT_VERIFY=off leaves that out."""
+    return os.environ.get("FTBERT_VERIFY", "") != "off"
+
+
+def checksums(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """The header's __metadata__ of a file of these tensors, which are contiguous and on the CPU."""
+    found = {}
+    for name, tensor in tensors.items():
+        data = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+
+        def part(begin: int, end: int, data: NDArray[np.uint8] = data) -> int:
+            return zlib.crc32(data[begin:end])
+
+        found[name] = _of_parts(part, data.size)
+    return {KEY: json.dumps(found)}
+
+
+def find_checksums(metadata: object, names: set[str], where: str) -> dict[str, str]:
+    """Those of a file's __metadata__; {} where there are none. ValueError where they are those of other tensors."""
+    text = metadata.get(KEY) if isinstance(metadata, dict) else None
+    if text is None:
+        return {}
+    try:
+        found = json.loads(text)
+    except (TypeError, ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or found.keys() != names:
+        raise ValueError(f"{where}: {KEY} in its header is not of its tensors; {_REMEDY}")
+    return {name: str(value) for name, value in found.items()}
+
+
+def read_bytes(path: Path, name: str, start: int, size: int, expected: str | None) -> NDArray[np.uint8]:
+    """The `size` bytes of the tensor `name` from `start` on. expected: their checksum; None compares nothing.
+    ValueError where the file ends within them, or where they are others."""
+    data = np.empty(size, np.uint8)
+    with path.open("rb") as file:
+
+        def part(begin: int, end: int) -> int:
+            at = begin
+            while at < end:
+                count = os.preadv(file.fileno(), [memoryview(data)[at:end]], start + at)
+                if count == 0:
+                    raise ValueError(f"{path}: ends within {name}; has it been changed since it was opened?")
+                at += count
+            return 0 if expected is None else zlib.crc32(data[begin:end])
+
+        found = _of_parts(part, size)
+    if expected is not None and found != expected:
+        raise ValueError(f"{path}: {name}: its checksum is {_shown(found)}, expected {_shown(expected)}; {_REMEDY}")
+    return data
+
+
+def _of_parts(crc32: Callable[[int, int], int], size: int) -> str:
+    """8 hex digits of each _PART of `size` bytes. crc32: of the bytes from the first number to the second."""
+    begins = range(0, size, _PART)
+    ends = [min(begin + _PART, size) for begin in begins]
+    threads = min(_MOST_THREADS, torch.get_num_threads(), len(begins))
+    if threads <= 1:
+        found = list(map(crc32, begins, ends))
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            found = list(pool.map(crc32, begins, ends))
+    return "".join(f"{one:08x}" for one in found)
+
+
+def _shown(checksum: str) -> str:
+    return checksum if len(checksum) <= 16 else f"{checksum[:16]}..."
