@@ -183,7 +183,7 @@ def test_kernels_that_are_no_more(user: Path, monkeypatch: pytest.MonkeyPatch, k
         assert in_force(HERE) == [row(1, 16, runs=OURS)]
 
 
-@pytest.mark.parametrize("who", ["others", "above", "owner"])
+@pytest.mark.parametrize("who", ["others", "above", "file", "owner"])
 def test_where_others_may_write_nothing_is_read(user: Path, monkeypatch: pytest.MonkeyPatch, who: str) -> None:
     before = os.umask(0)
     try:
@@ -192,7 +192,7 @@ def test_where_others_may_write_nothing_is_read(user: Path, monkeypatch: pytest.
         os.umask(before)
     assert in_force(HERE) == [row(1, 16)]
     if who != "owner":
-        (user.parent.parent if who == "above" else user.parent).chmod(0o777)
+        {"above": user.parent.parent, "others": user.parent, "file": user}[who].chmod(0o777)
     elif os.geteuid() == 0:
         os.chown(user.parent, 54321, -1)
     else:

@@ -103,6 +103,7 @@ def add_rows(path: Path, machine: Machine, rows: Iterable[Row]) -> None:
                 file.write(f'{head}, "rows": [\n{lines}\n]}}\n')
                 file.flush()
                 os.fsync(file.fileno())  # else a power cut may leave the new name and nothing in it
+            fresh.chmod(fresh.stat().st_mode & ~0o022)  # others' rows are not trusted, whatever the umask says
             fresh.replace(path)
         finally:
             fresh.unlink(missing_ok=True)
