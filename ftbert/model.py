@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from ftbert.building import build, load_head
-from ftbert.checkpoint import CAUSAL_LM, Checkpoint, CheckpointConfig, EncoderConfig, told_products
+from ftbert.checkpoint import Checkpoint, CheckpointConfig, EncoderConfig, told_products
 from ftbert.converters import build_reference, open_checkpoint
-from ftbert.decoding import LanguageModel, tokenizer_for
+from ftbert.decoding import LanguageModel
 from ftbert.devices import check_devices, check_dtype, check_range, stream_dtype, told_speed
 from ftbert.dtypes import DTYPES, EIGHT_BITS, MATRIX_DTYPES, parse_dtype, users_word
 from ftbert.forked import note_fork
@@ -27,7 +27,7 @@ from ftbert.module import EncoderModule
 from ftbert.outputs import output
 from ftbert.parallel import find_ranks, told_sums
 from ftbert.replicas import Replicated, replicate, where_the_ids_are
-from ftbert.text import TextModel, tokenizer_of
+from ftbert.text import TextModel
 from ftbert.tuning import gemm_table
 
 if TYPE_CHECKING:
@@ -164,13 +164,6 @@ class Model(Replicated, TextModel, LanguageModel):
             f"<ftbert.Model {self.checkpoint.config.architecture}: {c.depth} layers of {c.hidden}, {self.dtype} on "
             f"{', '.join(map(str, self.devices))}{heads}>"
         )
-
-    @property
-    def tokenizer(self) -> Any:
-        """transformers' tokenizer of the folder, as `generate` has it of a model that generates text, and `encode` of
-        others. ValueError for a live model, which has none."""
-        generates = any(head.task == CAUSAL_LM for head in self.checkpoint.config.heads)
-        return tokenizer_for(self) if generates else tokenizer_of(self).loaded
 
     @property
     def encoder(self) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ftbert.decoding.language_model import LanguageModel
-from ftbert.decoding.prompts import tokenizer_for
 from ftbert.decoding.texts import TextPieces
 
-__all__ = ["LanguageModel", "TextPieces", "tokenizer_for"]
+__all__ = ["LanguageModel", "TextPieces"]
