@@ -169,14 +169,15 @@ run: build models  ## the real thing: fetch MiniLM-L6, convert, embed a text fil
 fetches: models $(ONNX) $(CLIENTS)/.installed $(if $(shell command -v nvcc),$(MODELS)/.cublas)
 
 test: | $(PYTHON)  ## everything that CI runs
-	@mkdir -p build; $(MAKE) fetches > build/fetches.log 2>&1 & fetches=$$!; \
-	trap 'kill $$fetches 2>/dev/null || true' EXIT; \
+	@mkdir -p build; $(MAKE) fetches > build/fetches.log 2>&1 & fetches=$$! ray=; \
+	trap 'kill $$fetches $$ray 2>/dev/null || true' EXIT; \
+	$(MAKE) $(DEPS); $(MAKE) $(RAY)/.installed > build/ray.log 2>&1 & ray=$$!; \
 	$(MAKE) build lint core-test; \
-	wait $$fetches && failed= || failed=1; \
-	printf '\n== fetched meanwhile\n'; cat build/fetches.log; [ -z "$$failed" ]; \
+	wait $$fetches && wait $$ray && failed= || failed=1; \
+	printf '\n== fetched meanwhile\n'; cat build/fetches.log build/ray.log; [ -z "$$failed" ]; \
 	trap - EXIT; \
 	$(MAKE) cuda-compile avx2-test; \
-	FTBERT_TEST_CLIENTS_PYTHON=$(CLIENTS)/bin/python $(MAKE) py-test
+	FTBERT_TEST_CLIENTS_PYTHON=$(CLIENTS)/bin/python FTBERT_TEST_RAY_PYTHON=$(RAY)/bin/python $(MAKE) py-test
 
 py-test: build models $(ONNX)  ## pytest alone; ARGS="-k softmax", WORKERS=0: in one process
 	@printf '\n== pytest\n'; export OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$$(( \
@@ -187,8 +188,8 @@ clients-test: build $(CLIENTS)/.installed  ## other projects' clients against th
 	@printf '\n== clients of other projects\n'
 	@FTBERT_TEST_CLIENTS_PYTHON=$(CLIENTS)/bin/python $(PYTHON) -m pytest tests/test_clients.py
 
-ray-test: build $(RAY)/.installed  ## the examples for Ray on a cluster of two nodes on this machine; minutes
-	@printf '\n== Ray\n'; $(RAY)/bin/python -m pytest tests/test_ray.py $(ARGS)
+ray-test: build $(RAY)/.installed  ## the examples for Ray on a cluster of two nodes on this machine; a minute
+	@printf '\n== Ray\n'; FTBERT_TEST_RAY_PYTHON=$(RAY)/bin/python $(PYTHON) -m pytest tests/test_ray.py $(ARGS)
 
 # What depends on the CPU, once more as on one without AVX-512, whatever this machine has.
 HELD := kernels model rows

@@ -48,15 +48,17 @@ class Encoder:
         asked.body = await request.body()
         asked.headers = {**dict(request.headers.raw), b"content-length": b"%d" % len(asked.body)}
         asked.error = self.app.gate(asked)
-        if asked.error is not None:
-            answer = self.app.refusal(asked)
-        else:
-            try:
+        try:
+            if asked.error is not None:
+                answer = self.app.refusal(asked)
+            else:
                 answer = await asyncio.shield(self.app.handle(asked))
-            except asyncio.CancelledError:  # the client has gone: what it asked for leaves the queue
-                asked.disconnect()
-                raise
-        return Response(answer.body, answer.status, dict(answer.headers), answer.content_type)
+            return Response(b"".join(answer.parts), answer.status, dict(answer.headers), answer.content_type)
+        except asyncio.CancelledError:  # the client has gone: what it asked for leaves the queue
+            asked.disconnect()
+            raise
+        finally:  # the memory of the answer is no longer counted
+            asked.end()
 
     def check_health(self) -> None:
         """Ray starts another replica where this raises."""

@@ -6,9 +6,11 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import make_bert
@@ -90,17 +92,53 @@ def test_core_example_in_cpp(tmp_path: Path) -> None:
     assert "cosine of the two sentences" in done.stdout
 
 
+def example(name: str, *arguments: object) -> list[str]:
+    """The lines that it prints."""
+    command = [sys.executable, str(ROOT / "examples" / f"{name}.py"), *map(str, arguments)]
+    here = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=here)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_every_example_has_a_test() -> None:
+    """Those with clients: test_clients.py."""
+    tests = "".join((ROOT / "tests" / f"test_{name}.py").read_text() for name in ("examples", "ray"))
+    names = {path.stem if path.is_file() else path.name for path in (ROOT / "examples").iterdir()}
+    others = {"clients", "ray-requirements", "sample", "__pycache__"}
+    assert not [name for name in names - others if f'"{name}"' not in tests and f'"{name}.py"' not in tests]
+
+
 @pytest.mark.parametrize("name", ["matryoshka", "late_interaction", "reranking"])
 def test_examples_of_vectors_and_scores(tmp_path: Path, name: str) -> None:
     from other_folders import colbert_folder, scored
     from tokenizers_offline import sentence_folder
 
     made = {"matryoshka": sentence_folder, "late_interaction": colbert_folder, "reranking": scored}[name](tmp_path)
-    command = [sys.executable, str(ROOT / "examples" / f"{name}.py"), str(made), *(["8", "64"] if name == "matryoshka" else [])]
-    here = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=here)
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == (2 if name == "reranking" else 3)
+    lines = example(name, made, *([8, 64] if name == "matryoshka" else []))
+    assert len(lines) == (2 if name == "reranking" else 3)
+
+
+def test_the_first_example(minilm_folder: Path) -> None:
+    closest, *pair = example("quickstart", minilm_folder)
+    assert closest.startswith("closest (0.6") and [text[:10] for text in pair] == ["  How do I", "  I cannot"]
+
+
+def test_a_pipeline_that_is_optimized(tiny_bert: Callable[..., Path], tmp_path: Path) -> None:
+    lines = example("pipelines", tiny_bert(tmp_path, num_hidden_layers=1, max_position_embeddings=1536))
+    difference = next(line for line in lines if "largest difference" in line)
+    assert 0 < float(difference.split()[-1]) < 1e-5 and lines[-1] == "transformers again, bit for bit: True"
+
+
+def test_a_picture_of_similarities(tmp_path: Path) -> None:
+    """What ftbert embed wrote, as make run shows it."""
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("scipy")
+    (texts := tmp_path / "texts.txt").write_text("a cat\na dog\nthe sea\n")
+    np.save(tmp_path / "vectors.npy", np.array([[1, 0.1, 0], [1, 0, 0.1], [0, 0, 1]], np.float32))
+    lines = example("similarity", texts, tmp_path / "vectors.npy", tmp_path / "out.png")
+    assert lines[:2] == ["  0.990  a cat", "         a dog"]
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("processes", [0, 2])
@@ -121,12 +159,7 @@ def test_a_model_over_several_ranks(tmp_path: Path, processes: int) -> None:
 
 
 def test_finetuning_with_norms_has_the_same_losses(minilm_folder: Path, stsb_test: Path) -> None:
-    script = ROOT / "examples" / "finetune_norm.py"
-    command = [sys.executable, str(script), str(minilm_folder), str(stsb_test), "2"]
-    here = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=here)
-    assert done.returncode == 0, done.stderr
-    without, first, with_, second, same = done.stdout.splitlines()
+    without, first, with_, second, same = example("finetune_norm", minilm_folder, stsb_test, 2)
     assert without.startswith("without ftbert.norm") and with_.startswith("with ftbert.norm") and same == "the same losses"
     assert len(first.split()) == len(second.split()) == 2
 

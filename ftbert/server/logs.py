@@ -59,12 +59,11 @@ class AccessLog:
         """When the answer is made. The status of a client that has gone is 499."""
         if not self._every:
             return
-        body = response.body
         values = {
             "method": request.method or "-",
             "path": request.path[:_MOST_PATH] or "-",
             "status": 499 if request.disconnected else response.status,
-            "bytes": sum(map(len, body)) if isinstance(body, list) else len(body),
+            "bytes": response.size,
             "seconds": round(time.monotonic() - request.began, 4),
             "model": request.model or "-",
         }

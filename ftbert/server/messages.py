@@ -34,11 +34,20 @@ class Response:
     content_type: str = JSON
     headers: list[tuple[str, str]] = field(default_factory=list)
 
+    @property
+    def parts(self) -> list[bytes]:
+        """Of the body, which they are when joined."""
+        return self.body if isinstance(self.body, list) else [self.body]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the body."""
+        return sum(map(len, self.parts))
+
     def pieces(self, close: bool, with_body: bool) -> deque[list[bytes]]:
         """The bytes to send: the parts of each piece that is sent at once. with_body: False for HEAD."""
-        parts = self.body if isinstance(self.body, list) else [self.body]
+        parts, size = self.parts, self.size
         head = [_STATUS_LINES[self.status]]
-        size = sum(map(len, parts))
         if size:
             head.append(f"content-type: {self.content_type}\r\n")
         if self.status != 204:
