@@ -93,10 +93,10 @@ def test_templates_that_cannot_be_done(tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_without_yes_and_no(tmp_path: Path) -> None:
-    """A language model alone is asked for them."""
+    """A language model alone is asked for them, with a template for pairs."""
     scored(tmp_path)
     with pytest.raises(ValueError, match=r"its tokenizer has no token 'yes'; name the ids in a LogitScore"):
-        ftbert.load(tmp_path / "source").predict([("a", "b")])
+        ftbert.load(tmp_path / "source").predict([("a", "b")], chat_template=PAIR_TEMPLATE)
 
 
 @pytest.mark.parametrize("kind", ["LogitScore", "LogitScore, no template", "decoder alone"])
@@ -217,9 +217,61 @@ def test_qwen3_reranker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, templat
     assert len(set(np.round(got, 6))) == 3
     ranked = model.rerank(QWEN_PAIRS[0][0], [document for _, document in QWEN_PAIRS], **options)
     assert ranked[0]["score"] > ranked[-1]["score"] and {one["corpus_id"] for one in ranked} == {0, 1, 2}
-    (tmp_path / "theirs" / "chat_template.jinja").write_text("{{ messages[0].content }}")  # of a chat
-    with pytest.raises(ValueError, match="cannot carry a pair.* or pass chat_template"):
-        ftbert.load(tmp_path / "theirs").predict(QWEN_PAIRS)
+
+
+# As chat models have it: any role is taken. And one that looks at them, without a word on pairs.
+CHAT = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+STRICT = "{% for m in messages %}{% if m.role in ('user', 'assistant') %}{{ m.content }}{% endif %}{% endfor %}"
+
+
+@pytest.mark.parametrize("chat", [CHAT, STRICT, None])
+def test_a_chats_model_is_no_reranker(tmp_path: Path, template: str, chat: str | None) -> None:
+    """It embeds, here and served, unless the caller has a template for pairs."""
+    qwen(folder := tmp_path / "m", True)
+    if chat is not None:
+        (folder / "chat_template.jinja").write_text(chat)
+    model = ftbert.load(folder)
+    for call in (lambda: model.predict(QWEN_PAIRS), lambda: model.rerank("a", ["b"]), lambda: model.id2label):
+        with pytest.raises(ValueError, match="this model's heads: none. A language model scores pairs where .* or pass chat_template"):
+            call()
+    assert len(model.rerank("a", ["b", "c"], chat_template=template)) == 2
+    served = pytest.importorskip("served")
+    with served.in_thread(("m", folder)) as server:
+        assert server.call("GET", "/info").json()["model_type"].keys() == {"embedding"}
+        for path, texts in (("/rerank", "texts"), ("/v1/rerank", "documents")):
+            refused = server.call("POST", path, {"query": "a", texts: ["b"]})
+            assert refused.status == 424 and b"model is not a re-ranker model (it is: embedding)" in refused.body
+        close(torch.tensor(server.post("/embed", {"inputs": ["hello"]})), torch.from_numpy(model.encode(["hello"])), atol=1e-6)
+        for path in ("/v1/chat/completions", "/v1/completions", "/generate"):
+            refused = server.call("POST", path, {"messages": [{"role": "user", "content": "a"}]})
+            assert refused.status == 501 and b"does not generate text yet" in refused.body
+
+
+def test_an_instruction_of_a_request(tmp_path: Path, template: str) -> None:
+    """Is the system's message of the template, where the model has one."""
+    served = pytest.importorskip("served")
+    qwen(folder := tmp_path / "m", True)
+    (folder / "chat_template.jinja").write_text(template)
+    model, texts, said = ftbert.load(folder), ["the end", "hello"], "Find {{ what }} is\nright"
+    want = model.predict([("hello", text) for text in texts], prompt=said)
+    assert np.abs(want - model.predict([("hello", text) for text in texts])).max() > 1e-6
+    with served.in_thread(("m", folder)) as server:
+        for path, named, score in (("/rerank", "texts", "score"), ("/v1/rerank", "documents", "relevance_score"), ("/v2/rerank", "documents", "relevance_score")):
+            for key in ("instruct", "instruction"):
+                got = server.post(path, {"query": "hello", named: texts, key: said})
+                got = sorted(got if path == "/rerank" else got["results"], key=lambda one: one["index"])
+                assert_close(np.array([one[score] for one in got], np.float32), want)
+        got = server.post("/score", {"queries": "hello", "documents": texts, "instruct": said})["data"]
+        assert_close(np.array([one["score"] for one in got], np.float32), want)
+    plain = scored(tmp_path / "plain", None)
+    with served.in_thread(("m", plain)) as server:
+        for path, named in (("/rerank", "texts"), ("/v1/rerank", "documents"), ("/score", "documents")):
+            body = {"query": "a", "queries": "a", named: ["b"], "instruct": None}
+            server.post(path, body)
+            refused = server.call("POST", path, body | {"instruct": said})
+            assert refused.status == 422 and b"`instruct` is not supported: this model's pairs go through no template" in refused.body
+        refused = server.call("POST", "/classify", {"input": "a", "instruct": said})
+        assert refused.status == 422 and b"instruct" in refused.body
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -26,9 +26,10 @@ class Description(msgspec.Struct, frozen=True):
     punctuation. mask_id, mask_token: None where no head predicts masked tokens. sparse: how sparse vectors come about,
     "splade", "lexical" (see ftbert.text.lexical; unweighted: its ids without a weight) or "" where there are none.
     score_ids: of a reranker that scores by the logits of these tokens; templates: by prompts, what its pairs go
-    through. skipped: of a model with vectors of tokens to compare, "multi_vector" or beside those of texts (BGE-M3),
-    the ids without one in texts for "query" or "document", else empty; first_token: a text's first token may have one;
-    expands: queries are made longer, which a server does not do.
+    through; instructed: the same of any prompt, see PairTemplate.instructed. skipped: of a model with vectors of tokens
+    to compare, "multi_vector" or beside those of texts (BGE-M3), the ids without one in texts for "query" or
+    "document", else empty; first_token: a text's first token may have one; expands: queries are made longer, which a
+    server does not do.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Description(msgspec.Struct, frozen=True):
     unweighted: list[int] = []
     score_ids: list[int] = []
     templates: dict[str, PairTemplate] = {}
+    instructed: PairTemplate | None = None
     skipped: dict[str, list[int]] = {}
     first_token: bool = True
     expands: bool = False
@@ -84,7 +86,7 @@ def describe(model: Any, name: str, source: str, settings: Settings) -> Descript
     if model.folder is None:
         raise ValueError(f"{source}: no folder with a tokenizer, which a server needs")
     folder = Path(model.folder)
-    task, labels = _task(model, folder)
+    task, labels = _task(model)
     activation, config = "Identity", model.checkpoint.config.huggingface
     if task == "embedding":
         text = TextSettings.from_folder(folder)
@@ -144,6 +146,7 @@ def describe(model: Any, name: str, source: str, settings: Settings) -> Descript
         unweighted=unweighted(loaded).tolist(),
         score_ids=score_ids(checked) if scored else [],
         templates=templates,
+        instructed=checked.instructed_template() if templates else None,
         skipped={} if text.multi is None else _skipped(checked),
         first_token=text.multi is None or text.multi.first,
         expands=text.multi is not None and text.multi.expansion is not None,
@@ -167,29 +170,16 @@ def _templates(tokenizer: Tokenizer, prompts: set[str]) -> dict[str, PairTemplat
     return {prompt: template for prompt, template in found.items() if template is not None}
 
 
-def _task(model: Any, folder: Path) -> tuple[str, list[str]]:
-    """What it is served for, and the names of the labels of its head; without such a head "embedding"."""
-    from ftbert.text import vocabulary_head
+def _task(model: Any) -> tuple[str, list[str]]:
+    """What it is served for, and the names of the labels of its scores; without scores "embedding"."""
+    from ftbert.text import score_task
 
-    head = next((head for head in model.heads if head.task in (CLASSIFIES, TAGS)), None)
-    if head is None:
-        text = TextSettings.for_scores(folder)
-        score = None if vocabulary_head(model) is None else text.logit_score
-        if not text.scored and (score is None or not (score.stated or _carries_pairs(model, folder))):
-            return "embedding", []
+    if (found := score_task(model)) is None:
+        return "embedding", []
     labels = list(model.id2label.values())
-    if head is not None and head.task == TAGS:
+    if found[0] == TAGS:
         return "token_classifier", labels
     return "reranker" if len(labels) == 1 else "classifier", labels
-
-
-def _carries_pairs(model: Any, folder: Path) -> bool:
-    """Whether the chat template of a language model is one for a query and a document."""
-    try:
-        tokenizer = Tokenizer(folder, TextSettings.for_scores(folder), model.config.max_seq)
-        return tokenizer.pair_template() is not None
-    except ValueError:
-        return False
 
 
 def _length(own: int | None, longest: int) -> int | None:

@@ -12,6 +12,7 @@ _TYPES = {
     "Validation": (422, "validation"),
     "Tokenizer": (422, "tokenization"),
     "Backend": (424, "inference"),
+    "Unsupported": (501, "model_type"),
     "Overloaded": (429, "overloaded"),
     "Unhealthy": (503, "dropped"),
 }

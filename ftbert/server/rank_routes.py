@@ -20,7 +20,7 @@ from ftbert.server.job import Kind
 from ftbert.server.json_bodies import decode, fields_of, json_list, to_json
 from ftbert.server.messages import Request, Response
 from ftbert.server.pipeline_routes import token_classify
-from ftbert.server.schemas import Classify, JinaRerank, Predict, Score, TeiRerank
+from ftbert.server.schemas import Classify, JinaRerank, PairLimits, Predict, Score, TeiRerank
 from ftbert.server.served_model import Computed, ServedModel
 from ftbert.server.settings import Settings
 from ftbert.server.text_encoder import Encoded
@@ -170,12 +170,13 @@ def _logits(
 ) -> Coroutine[Any, Any, Computed]:
     """rows: float32 [sequences, labels]. limits: of pairs, see TextEncoder.encode_pairs."""
     sequences, encoder = asked.texts, asked.model.encoder()
+    instruct = _instruction(asked.body, asked.model) if isinstance(asked.body, TeiRerank | PairLimits) else None
 
     def encode() -> Encoded:
         pairs = [one for one in sequences if isinstance(one, tuple)]
         if pairs and len(pairs) == len(sequences):
             return encoder.encode_pairs(
-                pairs, how.truncate, how.side, prompt=how.prompt, most=how.most, limits=limits
+                pairs, how.truncate, how.side, prompt=how.prompt, most=how.most, limits=limits, instruct=instruct
             )
         if pairs:
             raise validation("`inputs` must be all texts or all pairs")
@@ -185,6 +186,18 @@ def _logits(
 
     size = sum(len(one) if isinstance(one, str) else len(one[0]) + len(one[1]) for one in sequences)
     return asked.model.compute(asked.request, Kind.LOGITS, size, encode)
+
+
+def _instruction(body: TeiRerank | PairLimits, model: ServedModel) -> str | None:
+    """ApiError 422 for one that the model has no place for."""
+    name = "instruct" if body.instruct else "instruction"
+    given = body.instruct or body.instruction
+    if given and model.about.instructed is None:
+        raise validation(
+            f"`{name}` is not supported: this model's pairs go through no template with a place for an instruction",
+            param=name,
+        )
+    return given
 
 
 def _limited_logits(asked: Asked[JinaRerank] | Asked[Score]) -> Coroutine[Any, Any, Computed]:

@@ -8,8 +8,15 @@ import msgspec
 
 from ftbert.server import embed_routes, info_routes, pipeline_routes, rank_routes, schemas, token_routes
 from ftbert.server.app import App, Route, Routes
+from ftbert.server.errors import ApiError
 from ftbert.server.json_bodies import fields_of
 from ftbert.server.messages import Request, Response
+
+# Of OpenAI, TGI, llama.cpp and Ollama.
+_GENERATION = (
+    "/v1/completions", "/v1/chat/completions", "/v1/responses", "/completions", "/chat/completions", "/completion",
+    "/generate", "/generate_stream", "/api/generate", "/api/chat",
+)  # fmt: skip
 
 
 def all_routes() -> Routes:
@@ -106,7 +113,17 @@ def all_routes() -> Routes:
         ("/v1/token_classify", "/token_classify"), ("/v1/fill_mask", "/fill_mask"),
     ):  # fmt: skip
         routes["POST", path] = replace(routes["POST", same], words="")
+    for path in _GENERATION:
+        routes["POST", path] = Route(_no_generation, openai=path.startswith("/v1/"), counted=False)
     return routes
+
+
+async def _no_generation(app: App, request: Request) -> Response:
+    """The paths at which others' servers generate text."""
+    raise ApiError(
+        "Unsupported", f"ftbert serve does not generate text yet, so {request.path} has no answer; "
+        "`ftbert generate` and Model.generate do"
+    )  # fmt: skip
 
 
 async def _by_model(app: App, request: Request) -> Response:

@@ -106,10 +106,14 @@ class FillMask(Filling, kw_only=True):
 
 
 class TeiRerank(Cut, kw_only=True):
+    """instruct, instruction: see PairLimits."""
+
     query: str
     texts: list[str]
     raw_scores: bool = False
     return_text: bool = False
+    instruct: str | None = None
+    instruction: str | None = None
 
 
 class Document(msgspec.Struct):
@@ -117,8 +121,11 @@ class Document(msgspec.Struct):
 
 
 class PairLimits(TokenLimits, kw_only=True):
-    """max_tokens_per_query, max_tokens_per_doc: of their own tokens, before they are paired; 0: all."""
+    """max_tokens_per_query, max_tokens_per_doc: of their own tokens, before they are paired; 0: all. instruct,
+    instruction: of a reranker whose template has a place for one, the system's message."""
 
+    instruct: str | None = None
+    instruction: str | None = None
     max_tokens_per_query: int | None = None
     max_tokens_per_doc: int | None = None
     use_activation: bool | None = None
@@ -181,7 +188,8 @@ class Pooling(TokenLimits, kw_only=True):
 
 # Fields of vLLM, Jina, Cohere, Voyage and NVIDIA that change an answer and are not computed: null and these values mean
 # nothing else than what is done anyway; any other is refused. `()`: no value is.
-_NOT_HERE: dict[str, tuple[Any, ...]] = {"prompt": (), "instruction": (), "chat_template": ()}
+_NO_PROMPT: dict[str, tuple[Any, ...]] = {"prompt": (), "chat_template": ()}
+_NOT_HERE = {"instruct": (), "instruction": (), **_NO_PROMPT}
 _WRITTEN: dict[str, tuple[Any, ...]] = {
     "add_special_tokens": (True,), "embed_dtype": ("float32",), "endianness": ("native", "little"),
     "embedding_type": ("float",), "encoding_type": ("float",), "output_dtype": ("float",), "output_dimension": (),
@@ -194,10 +202,10 @@ ONLY: dict[Any, dict[str, tuple[Any, ...]]] = {
     OpenAIEmbed: _WRITTEN,
     Pooling: {**_WRITTEN, "prompt_name": (), "input_type": ()},
     Classify: {"add_special_tokens": (True,), "activation": (True,), "softmax": (True,), "labels": (), **_NOT_HERE},
-    Score: _NOT_HERE,
+    Score: _NO_PROMPT,
     JinaRerank: {
         "rank_fields": (["text"],), "max_chunks_per_doc": (), "top_k": (), "truncation": (True,),
-        "return_embeddings": (False,), "raw_scores": (False,), **_NOT_HERE,
+        "return_embeddings": (False,), "raw_scores": (False,), **_NO_PROMPT,
     },
 }  # fmt: skip
 

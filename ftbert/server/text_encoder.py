@@ -87,15 +87,20 @@ class TextEncoder:
         prompt: str = "",
         most: int | None = None,
         limits: tuple[int | None, int | None] = (None, None),
+        instruct: str | None = None,
     ) -> Encoded:
         """Two texts of one sequence each, the longer cut first. `prompt` stands before the first one. most: as of
         `encode`. limits: most tokens of its own that the first and the second text keep before they are paired, None:
-        all. Where the model has a template for pairs, they go through that, with the prompt as its system's message."""
+        all. Where the model has a template for pairs, they go through that, with the prompt as its system's message, or
+        `instruct`, where the template has a place for it (`Description.instructed`)."""
         tokens = None
-        if self.about.templates:
+        template = self.about.templates.get(prompt)
+        if instruct and self.about.instructed is not None:
+            template = self.about.instructed.instructed(instruct)
+        if template is not None:
             if limits != (None, None):
                 raise validation("this model's pairs go through a template: texts are not limited one by one")
-            tokens, prompt = partial(self._templates.tokens, template=self.about.templates[prompt]), ""
+            tokens, prompt = partial(self._templates.tokens, template=template), ""
         if limits != (None, None):
             first, second = limits
             if first is not None and prompt:  # which is no part of the query

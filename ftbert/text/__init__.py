@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ftbert.text.multi_vector import multi_vector_embedding, skipped_ids, token_vectors
     from ftbert.text.pooling import Upload, dense_of, text_vectors, token_states
     from ftbert.text.precision import check_ranges, quantized, ranges_of, stored_as
-    from ftbert.text.scoring import ScoreSettings, next_logits, score_ids, vocabulary_head
+    from ftbert.text.scoring import ScoreSettings, next_logits, score_ids, score_task
     from ftbert.text.shared_prefix import sharing
     from ftbert.text.sparse import sparse_embedding, splade_rows, token_weights
     from ftbert.text.text_model import TextModel
@@ -40,19 +40,19 @@ __all__ = [
     "TemplateEncoder", "TextModel", "TextOptions", "TextSettings", "TokenLabels", "Tokenizer", "Tokens", "Upload",
     "Window", "Workers", "batches_of", "by_token_budget", "check_pooling", "check_ranges", "compute_windows",
     "dense_of", "embedding", "entries_of", "joined", "launch", "lexical", "load_tokenizer",
-    "multi_vector_embedding", "next_logits", "pack", "quantized", "ranges_of", "score_ids", "sharing",
-    "skipped_ids", "sparse_embedding", "splade_rows", "stored_as", "text_options", "text_vectors", "token_states",
-    "token_vectors", "token_weights", "tokenizer_of", "tokens_kept", "tokens_of", "unweighted", "vocabulary_head",
+    "multi_vector_embedding", "next_logits", "pack", "quantized", "ranges_of", "score_ids", "score_task",
+    "sharing", "skipped_ids", "sparse_embedding", "splade_rows", "stored_as", "text_options", "text_vectors",
+    "token_states", "token_vectors", "token_weights", "tokenizer_of", "tokens_kept", "tokens_of", "unweighted",
 ]  # fmt: skip
 
 _LATE = {
     "ScoreSettings": "scoring", "TextModel": "text_model", "Upload": "pooling", "check_ranges": "precision",
     "compute_windows": "computing", "dense_of": "pooling", "embedding": "encoding", "launch": "computing",
     "multi_vector_embedding": "multi_vector", "next_logits": "scoring", "quantized": "precision",
-    "ranges_of": "precision", "score_ids": "scoring", "sharing": "shared_prefix", "skipped_ids": "multi_vector",
-    "sparse_embedding": "sparse", "splade_rows": "sparse", "stored_as": "precision", "text_options": "encoding",
-    "text_vectors": "pooling", "token_states": "pooling", "token_vectors": "multi_vector", "token_weights": "sparse",
-    "tokenizer_of": "encoding", "vocabulary_head": "scoring",
+    "ranges_of": "precision", "score_ids": "scoring", "score_task": "scoring", "sharing": "shared_prefix",
+    "skipped_ids": "multi_vector", "sparse_embedding": "sparse", "splade_rows": "sparse", "stored_as": "precision",
+    "text_options": "encoding", "text_vectors": "pooling", "token_states": "pooling", "token_vectors": "multi_vector",
+    "token_weights": "sparse", "tokenizer_of": "encoding",
     **dict.fromkeys(("CallersThread", "Job", "Launch", "ReplicaThreads", "Result", "Workers"), "workers"),
 }  # fmt: skip
 

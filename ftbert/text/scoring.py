@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ftbert.checkpoint import VOCABULARY
+from ftbert.checkpoint import CAUSAL_LM, VOCABULARY
 from ftbert.input_file import read_json_object
 from ftbert.progress import Progress
 from ftbert.text.activations import Activation, activation
@@ -72,7 +72,7 @@ def scoring(
     chat_template: str | None = None,
 ) -> Work:
     """What `predict` computes; see `ftbert.Model.predict`. pairs: some texts may be pairs."""
-    task, labels = task_of(model)
+    task, labels = task_of(model, chat_template)
     settings = ScoreSettings.of(None if model.folder is None else Path(model.folder), config_of(model))
     tokenizer = tokenizer_of(model, scores=True)
     before = choose_prompt(prompt, prompt_name, tokenizer.settings.prompts, tokenizer.settings.default_prompt)
@@ -256,21 +256,46 @@ def rank(
     return found
 
 
-def task_of(model: Any) -> tuple[str, int]:
-    """The task of the model's head and its number of labels, `LOGIT_SCORE` or `POOLED_SCORE` of a model whose folder
-    makes scores of something else; ValueError where it has none that gives scores."""
+def score_task(model: Any, chat_template: str | None = None) -> tuple[str, int] | None:
+    """What the model's scores are and how many labels they have: the task of its head, `LOGIT_SCORE` or `POOLED_SCORE`
+    where its folder makes them of something else; None where it is for no scores.
+
+    A language model is for scores where its folder has sentence-transformers' LogitScore, or a chat template for a
+    query and a document, or the caller gives one, `chat_template`: a chat's model was not trained for them.
+    """
     heads = getattr(model, "heads", [])
     speaks = vocabulary_head(model) is not None
     if getattr(model, "folder", None) is not None and (speaks or not heads):
         text = TextSettings.for_scores(Path(model.folder))
-        if speaks and text.logit_score is not None:
+        score = text.logit_score if speaks else None
+        if score is not None and (score.stated or chat_template is not None or _ranks(model)):
             return LOGIT_SCORE, 1
         if text.scored:
             return POOLED_SCORE, text.width(model.config.hidden)
-    if not heads or heads[0].task not in _TASKS:
-        found = ", ".join(head.task for head in heads) or "none"
-        raise ValueError(f"predict needs a head for {' or '.join(_TASKS)}; this model's heads: {found}")
-    return heads[0].task, len(heads[0].out_bias)
+    if heads and heads[0].task in _TASKS:
+        return heads[0].task, len(heads[0].out_bias)
+    return None
+
+
+def _ranks(model: Any) -> bool:
+    try:
+        return tokenizer_of(model, scores=True).ranks
+    except (ValueError, FileNotFoundError):  # whoever reads texts with it says so
+        return False
+
+
+def task_of(model: Any, chat_template: str | None = None) -> tuple[str, int]:
+    """`score_task`; ValueError where the model is for no scores."""
+    if (found := score_task(model, chat_template)) is not None:
+        return found
+    named = ", ".join(head.task for head in getattr(model, "heads", [])) or "none"
+    words = f"predict needs a head for {' or '.join(_TASKS)}; this model's heads: {named}"
+    if vocabulary_head(model) == CAUSAL_LM:
+        words += (
+            ". A language model scores pairs where its folder has sentence-transformers' LogitScore, or a "
+            "chat_template.jinja for the roles query and document; or pass chat_template, as examples/reranking.py does"
+        )
+    raise ValueError(words)
 
 
 def config_of(model: Any) -> Mapping[str, Any]:

@@ -14,6 +14,11 @@ from ftbert.text.tokens import Tokens, tokens_of
 # What a template that only places its texts leaves as it is.
 _PROBES = (("  spaced  out ", "\n\nlines\n"), ("{{ x }}<b>&amp;'\"", "# é\u3000漢字\t|"))
 _QUERY, _DOCUMENT = "a question of ftbert", "a document of ftbert"
+INSTRUCTION = "an instruction of ftbert"  # stands where a template puts the system's message
+_ROLES, _OTHER_ROLES = ("query", "document"), ("firsthalf", "secondhalf")
+
+# The roles of two messages and their contents to a text.
+Render = Callable[[tuple[str, str], str, str], str]
 # Texts that are tokenised differently: what both renderings end in is the template's.
 _FILLERS = (("0", "0"), ("1 2 3 4", "1 2 3 4"))
 
@@ -28,9 +33,9 @@ class PairTemplate:
     swapped: bool = False
 
     @classmethod
-    def of(cls, render: Callable[[str, str], str], where: str) -> PairTemplate:
-        """render: query and document to a text. ValueError where it does not hold both, once and as they are."""
-        whole = render(_QUERY, _DOCUMENT)
+    def of(cls, render: Render, where: str) -> PairTemplate:
+        """ValueError where the text does not hold query and document, once and as they are."""
+        whole = render(_ROLES, _QUERY, _DOCUMENT)
         if whole.count(_QUERY) != 1 or whole.count(_DOCUMENT) != 1:
             raise ValueError(
                 f"{where}: the chat template cannot carry a pair: it must write the content of a message of role "
@@ -42,13 +47,34 @@ class PairTemplate:
         before, rest = whole.split(first)
         between, behind = rest.split(second)
         found = cls(before, between, behind, swapped)
-        if any(found.text(*pair) != render(*pair) for pair in _PROBES):
+        if any(found.text(*pair) != render(_ROLES, *pair) for pair in _PROBES):
             raise ValueError(f"{where}: the chat template changes the texts that it places, which is not supported")
         return found
+
+    def instructed(self, instruction: str) -> PairTemplate | None:
+        """With that in the place of `INSTRUCTION`, where it stands once; None where it does not."""
+        parts = (self.before, self.between, self.behind)
+        if sum(part.count(INSTRUCTION) for part in parts) != 1:
+            return None
+        before, between, behind = (part.replace(INSTRUCTION, instruction) for part in parts)
+        return PairTemplate(before, between, behind, self.swapped)
 
     def text(self, query: str, document: str) -> str:
         first, second = (document, query) if self.swapped else (query, document)
         return f"{self.before}{first}{self.between}{second}{self.behind}"
+
+
+def takes_any_roles(render: Render) -> bool:
+    """Whether messages of any two roles become what a query and a document do, but for the roles' names: so it is with
+    the templates of chats, which say nothing of pairs. Raises what `render` does for a query and a document."""
+    pair = render(_ROLES, _QUERY, _DOCUMENT).lower()
+    try:
+        others = render(_OTHER_ROLES, _QUERY, _DOCUMENT).lower()
+    except Exception:  # noqa: BLE001 - of Jinja, or of the template itself
+        return False
+    for other, role in zip(_OTHER_ROLES, _ROLES, strict=True):
+        others = others.replace(other, role)
+    return pair == others
 
 
 class TemplateEncoder:

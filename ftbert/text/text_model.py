@@ -234,8 +234,9 @@ class TextModel(SentenceNames):
         batch_size, max_tokens, show_progress_bar, convert_to_numpy, convert_to_tensor: as in `encode`.
         chat_template: in Jinja, for messages of the roles query and document, and system, the prompt; None: the
         folder's. For a language model that scores by what it would say next: the folder has sentence-transformers'
-        LogitScore, or is a ...ForCausalLM without modules.json, whose score is "yes" against "no". Pairs go through the
-        template, and where they are truncated its end stays; a score is the difference of two logits, then the sigmoid.
+        LogitScore, or is a ...ForCausalLM without modules.json with such a template, its own or this one, whose score
+        is "yes" against "no". Pairs go through the template, and where they are truncated its end stays; a score is the
+        difference of two logits, then the sigmoid.
 
         TypeError for an item that is neither a str nor a pair; ValueError for an option's value, a lone surrogate, a
         model without such a head or a usable tokenizer.
@@ -296,7 +297,7 @@ class TextModel(SentenceNames):
         As sentence-transformers' CrossEncoder.rank. top_k: so many only. return_documents: with "text". options: of
         `predict`, but apply_softmax and the converting ones. ValueError for a model whose head has not one label.
         """
-        _, labels = task_of(self)
+        _, labels = task_of(self, options.get("chat_template"))
         if labels != 1:
             raise ValueError(f"rerank needs a head with one label, this one has {labels}; predict takes pairs as well")
         if not isinstance(query, str):

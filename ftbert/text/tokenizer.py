@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from ftbert.input_file import is_unicode
 from ftbert.text.auto_tokenizer import explain, load_tokenizer
 from ftbert.text.fast_tokenizer import FastTokenizer
 from ftbert.text.settings import TextSettings
-from ftbert.text.templates import PairTemplate, TemplateEncoder
+from ftbert.text.templates import INSTRUCTION, PairTemplate, Render, TemplateEncoder, takes_any_roles
 from ftbert.text.tokens import Text, Tokens, joined, tokens_of
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 # Long enough for one call to use every core.
 _TEXTS_PER_CALL = 512
+_INSTRUCTION_PROBE = "  {{ spaced }} out,\n<b>&amp;'\" # "
 
 
 class Tokenizer:
@@ -113,18 +115,40 @@ class Tokenizer:
         if self._templates is None:
             kind = type(self._python).__name__
             raise ValueError(f"{self._folder}: {kind} is written in Python; a chat template needs a fast tokenizer")
-        system = [{"role": "system", "content": prompt}] if prompt else []
-
-        def render(query: str, document: str) -> str:
-            pair = [{"role": "query", "content": query}, {"role": "document", "content": document}]
-            return str(self.loaded.apply_chat_template([*system, *pair], chat_template=chat_template, tokenize=False))
-
         try:
-            return PairTemplate.of(render, str(self._folder))
+            return PairTemplate.of(self._render(prompt, chat_template), str(self._folder))
         except ValueError:
             raise
         except Exception as error:  # of Jinja or of the template itself
             raise ValueError(f"{self._folder}: the chat template cannot be used ({explain(error)})") from error
+
+    def instructed_template(self) -> PairTemplate | None:
+        """`pair_template` with `INSTRUCTION` as the prompt, for `PairTemplate.instructed`; None where the tokenizer's
+        does not carry a pair, or not the system's message as it is."""
+        try:
+            found = self.pair_template(INSTRUCTION)
+            made = None if found is None else found.instructed(_INSTRUCTION_PROBE)
+            return found if made is not None and made == self.pair_template(_INSTRUCTION_PROBE) else None
+        except ValueError:
+            return None
+
+    @cached_property
+    def ranks(self) -> bool:
+        """Whether the tokenizer's chat template is one for a query and a document: it carries both, and not any other
+        roles' messages just so, as the templates of chats do."""
+        try:
+            return self.pair_template() is not None and not takes_any_roles(self._render("", None))
+        except ValueError:
+            return False
+
+    def _render(self, prompt: str, chat_template: str | None) -> Render:
+        system = [{"role": "system", "content": prompt}] if prompt else []
+
+        def render(roles: tuple[str, str], query: str, document: str) -> str:
+            pair = [{"role": role, "content": text} for role, text in zip(roles, (query, document), strict=True)]
+            return str(self.loaded.apply_chat_template([*system, *pair], chat_template=chat_template, tokenize=False))
+
+        return render
 
     def template_tokens(self, pairs: Sequence[Text], template: PairTemplate, max_length: int) -> Tokens:
         """Pairs as ids, through `template`. ValueError for a single text, or one that is not valid Unicode."""
