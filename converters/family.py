@@ -132,6 +132,8 @@ class Family:
         for path in (*self.fixed, *wanted):
             put(description, path, self.value(document, path))
         attention = description["layer"]["attention"]
+        if description["hidden"] < 1:
+            raise ValueError(f"hidden size {description['hidden']}: expected at least 1")
         if not attention.get("head_size"):
             hidden, heads = description["hidden"], attention["heads"]
             if heads <= 0 or hidden % heads:

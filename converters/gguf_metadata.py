@@ -30,8 +30,11 @@ class Metadata:
         return [key for key in keys if key not in self._read]
 
     def count(self, key: str, default: Any = _MISSING) -> Any:
-        """A whole number, `default` where there is none. ValueError names it."""
-        return self._value("int", key, default)
+        """A whole number of at least 0, `default` where there is none. ValueError names it."""
+        value = self._value("int", key, default)
+        if type(value) is int and value < 0:
+            raise ValueError(f"{self.arch}.{key}: expected at least 0, got {value}")
+        return value
 
     def number(self, key: str, default: Any = _MISSING) -> Any:
         """A number, files have float32, as the shortest decimal that is the same: 1e-5, not 9.999999747378752e-06."""

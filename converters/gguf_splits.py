@@ -5,6 +5,7 @@ The expressions are those of the models' own tokenizer.json, which llama.cpp's s
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,9 @@ def _byte_level(regex: bool) -> dict[str, Any]:
 def _by(expression: str) -> dict[str, Any]:
     split = {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
     return {"type": "Sequence", "pretokenizers": [split, _byte_level(False)]}
+
+
+_MOST_CHARACTERS = 1 << 29  # Gemma's 262,144 tokens make it some ten million
 
 
 @dataclass(frozen=True)
@@ -63,10 +67,23 @@ def merges_of(scores: Mapping[str, float], ids: Mapping[str, int]) -> list[tuple
     """SentencePiece's merges, best first: every pair of tokens that makes a token, by the score of what it makes. As
     transformers' `generate_merges` has them."""
     found: list[tuple[float, tuple[str, str]]] = []
+    places = _places(Counter(map(len, scores)))
     for token, score in scores.items():
         # Parts of a token are not kept: of a long one that is none they would be its length, squared.
-        pairs = ((token[:at], token[at:]) for at in range(1, len(token)))
+        pairs = ((token[:at], token[at:]) for at in places[len(token)])
         known = [(left, right) for left, right in pairs if left in scores and right in scores]
         found += [(score, pair) for pair in sorted(known, key=lambda pair: (ids[pair[0]], ids[pair[1]]))]
     found.sort(key=lambda one: -one[0])
     return [pair for _, pair in found]
+
+
+def _places(counts: Mapping[int, int]) -> dict[int, list[int]]:
+    """Where tokens of each length may be taken apart: into lengths that tokens have. ValueError where taking all of
+    them apart so would read far more characters than any vocabulary makes it."""
+    found, characters = dict[int, list[int]](), 0
+    for length, count in counts.items():
+        found[length] = [at for at in counts if length - at in counts]
+        characters += count * length * len(found[length])
+        if characters > _MOST_CHARACTERS:
+            raise ValueError(f"tokens of up to {max(counts)} letters are too long to look for SentencePiece's merges")
+    return found

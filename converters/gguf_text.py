@@ -18,7 +18,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from ftbert.checkpoint import MODULES, named
+from ftbert.checkpoint import MODULES, ORIGIN, named
 from ftbert.converters.gguf_file import GgufFile
 from ftbert.converters.gguf_metadata import Metadata
 from ftbert.converters.gguf_tokenizer import tokenizer_files
@@ -47,8 +47,11 @@ def write_text_folder(file: GgufFile, said: Metadata, config: dict[str, Any]) ->
     stat = file.path.stat()
     documents: dict[str, Any] = {
         "config.json": {"note": _NOTE, "huggingface": config},
-        # Of a model's folder `embed` looks at the files, to know whether it is still the same one.
-        "source.json": {"path": str(file.path.resolve()), "size": stat.st_size, "time": stat.st_mtime_ns},
+        # Errors name that file. Of a model's folder `embed` looks at the files, to know whether it is still the same.
+        ORIGIN: {
+            "made_of": str(file.path), "path": str(file.path.resolve()), "size": stat.st_size,
+            "time": stat.st_mtime_ns,
+        },
     }
     if (flag := POOLINGS.get(said.count("pooling_type", 0))) is not None:
         documents["1_Pooling/config.json"] = {"word_embedding_dimension": config["hidden_size"], flag: True}

@@ -7,14 +7,14 @@ merges (`tokenizer.ggml.pre`); llama.cpp's src/llama-vocab.cpp says what the nam
 from __future__ import annotations
 
 import base64
-import json
 from typing import Any
 
-from ftbert.checkpoint import shown
+from ftbert.checkpoint import parse_json, shown
 from ftbert.converters.gguf_file import GgufFile
 from ftbert.converters.gguf_metadata import Metadata
 from ftbert.converters.gguf_splits import merges_of, split_of
 from ftbert.converters.gguf_vocabulary import CONTROL, NORMAL, SPACE, UNKNOWN, USER, Vocabulary
+from ftbert.text import check_charsmaps
 
 Parts = dict[str, Any]
 _BYTE_FALLBACK = [{"type": "Replace", "pattern": {"String": SPACE}, "content": " "}, {"type": "ByteFallback"}]
@@ -32,7 +32,8 @@ def tokenizer_files(file: GgufFile, said: Metadata, longest: int) -> dict[str, A
     words = Vocabulary(file, said)
     whole = file.metadata.get("tokenizer.huggingface.json")
     usual = {"normalizer": None, "pre_tokenizer": None, "post_processor": None, "decoder": None}
-    made = json.loads(whole) if isinstance(whole, str) else usual | _KINDS[kind](words)
+    made = _parsed(whole) if isinstance(whole, str) else usual | _KINDS[kind](words)
+    check_charsmaps(made)
     if not isinstance(made, dict):
         raise ValueError("tokenizer.huggingface.json is no object")
     types = ["token_type_ids"] if said.rows("token_types") > 1 else []
@@ -47,6 +48,13 @@ def tokenizer_files(file: GgufFile, said: Metadata, longest: int) -> dict[str, A
         stated["chat_template"] = template
     begin = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": words.added()}
     return {"tokenizer.json": begin | made, "tokenizer_config.json": stated}
+
+
+def _parsed(whole: str) -> Any:
+    try:
+        return parse_json(whole)
+    except ValueError as error:
+        raise ValueError(f"tokenizer.huggingface.json: not valid JSON ({error})") from error
 
 
 def _wordpiece(words: Vocabulary) -> Parts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -78,6 +79,8 @@ class Vocabulary:
         found = self.listed("scores", int, float)
         if len(found) != len(self.tokens):
             raise ValueError(f"{len(self.tokens)} tokens, and scores of {len(found)}")
+        if not all(map(math.isfinite, found)):
+            raise ValueError(f"{_PREFIX}scores: expected finite numbers")
         return [float(score) for score in found]
 
     def name(self, name: str, usual: str) -> None:

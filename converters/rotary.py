@@ -88,7 +88,8 @@ def _llama3(one: _Rope) -> dict[str, Any]:
 
 def _yarn(one: _Rope) -> dict[str, Any]:
     rope, dims = one.rope, one.dims
-    factor = one.number("factor", one.document.get("max_position_embeddings", 0) / one.trained)
+    longest = typed("float", "max_position_embeddings", one.document.get("max_position_embeddings", 0))
+    factor = one.number("factor", longest / one.trained)
 
     def stretch(weight: float = 1.0) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0

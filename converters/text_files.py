@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ftbert.checkpoint import MODULES, Checkpoint, read_json_value, read_modules, transformer_folder
+from ftbert.checkpoint import MODULES, Checkpoint, origin, read_json_value, read_modules, transformer_folder
 from ftbert.text import MULTI_LINEAR, SPARSE_LINEAR, TOKENIZER_FILES, TextSettings, load_tokenizer
 
 MODULE_WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # best first
@@ -101,6 +101,7 @@ def _reading(folder: Path) -> dict[str, Any]:
         ids = {f"ids of {text!r}": tokenizer(text)["input_ids"] for text in _SAMPLES}
         pair = dict(tokenizer(*_PAIR))
     except Exception as error:  # of no type of its own
-        raise ValueError(f"{folder}: its tokenizer cannot encode texts ({type(error).__name__}: {error})") from error
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{origin(folder)}: its tokenizer cannot encode texts ({reason})") from error
     about = {"class": type(tokenizer).__name__, "longest text": tokenizer.model_max_length}
     return {**ids, f"ids of {_PAIR}": pair, **about, "special tokens": tokenizer.special_tokens_map}

@@ -12,7 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+ORIGIN = "source.json"  # in a folder that was made of a file: {"made_of": its path, ...}
 _MOST_JSON = 64 << 20  # bytes; the largest index of shards is below 1 MB
+_MOST_NESTED = 100  # lists and objects in each other: what walks over them later is no deeper than Python's stack
 _KINDS = {"int": "a whole number", "float": "a finite number", "str": "a string", "bool": "true or false"}
 
 
@@ -69,9 +71,34 @@ def read_json_value(path: Path) -> Any:
     if len(data) > _MOST_JSON:
         raise ValueError(f"{path}: has more than {_MOST_JSON >> 20} MB; that is no configuration")
     try:
-        return json.loads(data.decode("utf-8"))
-    except (ValueError, RecursionError) as error:  # broken JSON, broken UTF-8, a number of 5000 digits, deep nesting
+        return parse_json(data.decode("utf-8"))
+    except ValueError as error:  # UTF-8's among them
         raise ValueError(f"{path}: not valid JSON ({error})") from error
+
+
+def parse_json(text: str) -> Any:
+    """What JSON says. ValueError for broken JSON, a number of 5000 digits, lists and objects more than 100 deep."""
+    deep = f"lists and objects that are nested more than {_MOST_NESTED} deep"
+    try:
+        found = json.loads(text)
+    except RecursionError:
+        raise ValueError(deep) from None
+    level = [found]
+    for _ in range(_MOST_NESTED + 1):
+        inside = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
+        level = [one for values in inside for one in values if isinstance(one, dict | list)]
+        if not level:
+            return found
+    raise ValueError(deep)
+
+
+def origin(path: Path) -> str:
+    """What an error calls a model's folder, or a file in it: of those that were made of another file, that one."""
+    for folder in (path, path.parent):
+        note = folder / ORIGIN
+        if note.is_file() and isinstance(document := read_json_value(note), dict) and document.get("made_of"):
+            return str(document["made_of"]) if folder == path else f"{document['made_of']}: {path.name}"
+    return str(path)
 
 
 def read_json_object(path: Path) -> dict[str, Any]:

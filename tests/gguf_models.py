@@ -127,7 +127,9 @@ def write(
 
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     kind = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, list: writer.add_array}
-    if value is not None:
+    if type(value) is int and value < 0:
+        writer.add_int32(key, value)
+    elif value is not None:
         kind[type(value)](key, value)
 
 

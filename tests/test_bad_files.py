@@ -118,6 +118,8 @@ def test_a_flipped_bit_of_a_module(tmp_path: Path) -> None:
         ({"architectures": {"a": 1}}, "architectures: expected a list of class names"),
         ({"architectures": [None]}, "architectures: expected a list of class names"),
         ({"num_hidden_layers": 65536}, "65536 layers are more than ftbert runs"),
+        ({"model_type": "gemma3_text", "hidden_size": -1, "head_dim": 16}, "hidden size -1: expected at least 1"),
+        ({"of_a_user": json.loads("[" * 200 + "]" * 200)}, "nested more than 100 deep"),
         ({"num_hidden_layers": 1000}, r"and \d{5} more"),
         ({"vocab_size": 2**70}, "vocab: expected an integer"),
         ({"hidden_act": "x" * 1_000_000}, "layer.ffn.activation: unknown activation 'xxx"),

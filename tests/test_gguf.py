@@ -187,6 +187,8 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, np.ndarray], str]] = {
     "activation": ({"llama.hidden_activation": "relu"}, {}, "hidden_activation 'relu' is not supported: only silu"),
     "a reranker": ({"llama.pooling_type": 4}, {}, r"a reranker \(llama.pooling_type 4, rank\).* load the HuggingFace folder"),
     "pooling": ({"llama.pooling_type": 9}, {}, "pooling_type 9 is not known; known: 1, 2, 3"),
+    "below 0": ({"llama.embedding_length": -1}, {}, "llama.embedding_length: expected at least 0, got -1"),
+    "no width": ({"llama.embedding_length": 0}, {}, "expected at least 1"),
     "partial": ({"llama.rope.dimension_count": 16}, {}, "dimension_count 16 is not supported: only 32"),
 }  # fmt: skip
 

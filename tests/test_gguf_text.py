@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers_offline
+from isolated import run
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 import ftbert
@@ -157,8 +159,9 @@ def test_what_is_no_known_tokenizer_leaves_a_model_of_ids(extra: dict[str, Any],
     path = write(make("bert"), tmp_path / "m.gguf", "bert", extra={f"tokenizer.ggml.{key}": value for key, value in said.items()})
     with pytest.warns(UserWarning, match=f"m.gguf: takes ids, but no texts: {words}"):
         model = ftbert.load(path)
-    with pytest.raises(FileNotFoundError, match="no tokenizer here"):
+    with pytest.raises(FileNotFoundError, match="no tokenizer here") as caught:
         model.encode("hello")
+    assert str(caught.value).startswith(f"{path}: ")
 
 
 @pytest.mark.parametrize(("kind", "name"), [(1, "mean"), (2, "cls"), (3, "last"), (0, "mean"), (None, "mean")])
@@ -193,7 +196,8 @@ def test_an_answer_ends_at_the_end_of_a_turn(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("more", "ends"), [(["<|im_end|>", "<|end|>"], 2), (["<|call|>", "<|return|>", "<|end|>"], 2)])
 def test_a_text_ends_by_the_spelling_of_a_token(kind: int, more: list[str], ends: int, tmp_path: Path) -> None:
     """Whatever its type, as in llama.cpp; <|end|> does not where <|call|> and <|return|> end answers."""
-    from ftbert.decoding.prompts import end_ids, spelled_ends
+    from ftbert.decoding.prompts import spelled_ends
+    from ftbert.decoding.stated import stated
 
     said = vocabulary(tokenizers_offline.write(tmp_path / "t", "roberta"), "gpt2", bos="<s>") | {"tokenizer.ggml.pre": "gpt-2"}
     first = len(said["tokenizer.ggml.tokens"])
@@ -202,13 +206,93 @@ def test_a_text_ends_by_the_spelling_of_a_token(kind: int, more: list[str], ends
     found, model = read("llama", said, tmp_path / "m.gguf")
     (usual,) = (i for i, token in enumerate(said["tokenizer.ggml.tokens"]) if token == "</s>")
     wanted = {usual, *range(first, first + ends)}
-    assert end_ids(model) == wanted and spelled_ends(found) <= wanted
+    assert stated(model).ends == wanted and spelled_ends(found) <= wanted
     assert found.decode([first]) == more[0] and found.decode([first], skip_special_tokens=True) == ""
+
+
+def test_errors_name_the_file_and_not_the_folder_that_was_made_of_it(tmp_path: Path) -> None:
+    """A unigram's vocabulary without the unknown token is found out where texts are encoded."""
+    said = {"model": "t5", "tokens": ["<s>", "</s>", "a"], "scores": [0.0, 0.0, -1.0]}
+    path = write(make("bert"), tmp_path / "m.gguf", "bert", extra={f"tokenizer.ggml.{key}": value for key, value in said.items()})
+    model = ftbert.load(path)
+    with pytest.raises(ValueError) as caught:
+        model.encode(["hello"])
+    assert str(caught.value).startswith(f"{path}: ") and str(model.folder) not in str(caught.value)
+
+
+def test_a_long_token_is_not_taken_apart_everywhere(tmp_path: Path) -> None:
+    from ftbert.converters.gguf_splits import merges_of
+
+    tokens = ["a", "b", "ab", "x" * 3_000_000]
+    kind, found = run(lambda: merges_of(dict.fromkeys(tokens, 0.0), {token: i for i, token in enumerate(tokens)}), seconds=5)
+    assert (kind, found) == ("done", [("a", "b")])
+    with pytest.raises(ValueError, match="tokens of up to 2499 letters are too long"):
+        merges_of({"a" * length: 0.0 for length in range(1, 2500)}, {})
+
+
+# A trie of one unit that leads to another block; one whose value is behind the texts.
+CHARSMAPS = {
+    "no trie": b"", "short": b"\xff\xff\xff\xff", "no UTF-8": b"\4\0\0\0" + bytes(4) + b"\xff\xfe",
+    "outside": b"\4\0\0\0\1\2\3\4abc\0",
+}  # fmt: skip
+
+
+def charsmap_of(key: str, value: int) -> bytes:
+    """A darts-clone trie with the one key, a byte, whose value is this. Unit: label | value's flag | offset << 10."""
+    units = [0] * 512
+    first, second = 1, ord(key)  # blocks of the root's children, and of the key's own
+    units[0] = first << 10
+    child = first ^ ord(key)
+    units[child] = ord(key) | 1 << 8 | (child ^ (256 + second)) << 10
+    units[256 + second] = 1 << 31 | value
+    return (4 * len(units)).to_bytes(4, "little") + b"".join(one.to_bytes(4, "little") for one in units) + b"b\0\xc3\xa9\0"
+
+
+def test_a_table_of_characters_is_followed_before_tokenizers_does() -> None:
+    from ftbert.text import check_charsmaps
+
+    def document(data: bytes) -> Any:
+        return {"normalizer": {"normalizers": [{"precompiled_charsmap": base64.b64encode(data).decode()}]}}
+
+    for value, replaced in ((0, "b"), (2, "\u00e9")):
+        check_charsmaps(document(charsmap_of("a", value)))
+        assert normalizers.Precompiled(charsmap_of("a", value)).normalize_str("xax") == f"x{replaced}x"
+    for wrong in (3, 6):
+        with pytest.raises(ValueError, match="points out of its texts"):
+            check_charsmaps(document(charsmap_of("a", wrong)))
+    for data in CHARSMAPS.values():
+        with pytest.raises(ValueError, match="precompiled_charsmap: "):
+            check_charsmaps(document(data))
+
+
+@pytest.mark.parametrize("what", CHARSMAPS)
+def test_a_broken_table_of_characters(what: str, tmp_path: Path) -> None:
+    """Of a GGUF file a warning, of a folder an error; tokenizers itself panics, which `except Exception` misses."""
+    said = {"model": "t5", "tokens": ["<unk>", "</s>", "a"], "scores": [0.0, 0.0, -1.0], "precompiled_charsmap": [*CHARSMAPS[what]] or [0]}
+    path = write(make("bert"), tmp_path / "m.gguf", "bert", extra={f"tokenizer.ggml.{key}": value for key, value in said.items()})
+    with pytest.warns(UserWarning, match="m.gguf: takes ids, but no texts: precompiled_charsmap: "):
+        ftbert.load(path)
+    folder = tokenizers_offline.write(tmp_path / "t", "bert")
+    document = json.loads((folder / "tokenizer.json").read_text())
+    document["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(CHARSMAPS[what]).decode()}
+    (folder / "tokenizer.json").write_text(json.dumps(document))
+    with pytest.raises(ValueError, match=r"t/tokenizer.json: precompiled_charsmap: "):
+        load_tokenizer(folder)
+
+
+def test_a_panic_is_an_error() -> None:
+    from ftbert.text.fast_tokenizer import FastTokenizer
+
+    wanted = Tokenizer(models.Unigram([("<unk>", 0.0), ("a", -1.0)], 0, False))
+    wanted.normalizer = normalizers.Precompiled(CHARSMAPS["outside"])
+    with pytest.raises(RuntimeError, match="index out of bounds"):
+        FastTokenizer(wanted, False).tokens(["a"], 9, "right")
 
 
 @pytest.mark.parametrize("key, value", [
     ("scores", [["0.5"]]), ("token_type", [["1"]]), ("merges", [1, 2]), ("precompiled_charsmap", [0.5, 1.5]),
-    ("../huggingface.json", "[]"),
+    ("../huggingface.json", "[]"), ("../huggingface.json", "[" * 900 + "]" * 900), ("../huggingface.json", "{" * 9000),
+    ("scores", [0.0, float("nan"), 0.0]),
 ])  # fmt: skip
 def test_metadata_of_other_types_leave_a_model_of_ids(key: str, value: Any, tmp_path: Path) -> None:
     from ftbert.converters.gguf_file import read_gguf

@@ -33,11 +33,14 @@ from ftbert.checkpoint.tensors import (
 )
 from ftbert.dtypes import DTYPES
 from ftbert.input_file import (
+    ORIGIN,
     exists,
     expect_file,
     expect_inside,
     list_folder,
     named,
+    origin,
+    parse_json,
     read_json_object,
     read_json_value,
     shown,
@@ -56,12 +59,13 @@ from ftbert.sentence_modules import MODULES, Module, read_modules, transformer_f
 from ftbert.staging_folder import StagingFolder
 
 __all__ = [
-    "CAUSAL_LM", "DTYPES", "FORMAT", "MODULES", "OWN_CLASSES", "PROJECTION", "VERSION", "VOCABULARY", "WORD_TABLE",
-    "AttentionConfig", "Checkpoint", "CheckpointConfig", "EncoderConfig", "FeedForwardConfig", "HeadConfig",
-    "LayerConfig", "Make", "Module", "NormConfig", "PositionConfig", "Projection", "RelativeBiasConfig", "RotaryConfig",
-    "RowOrder", "Shape", "ShardConfig", "StageConfig", "StagingFolder", "StateDictSource", "TensorSource", "WeightSpec",
-    "activations", "check_shapes", "checksums", "cut", "exists", "expect_file", "expect_inside", "find_class",
-    "find_weights", "fits_8_bits", "in_transformers_words", "list_folder", "named", "named_classes", "open_bin",
-    "open_weights", "own_class", "read_checkpoint", "read_json_object", "read_json_value", "read_modules",
-    "shard_names", "shard_of", "shared_layers", "shown", "stages_of", "told_products", "transformer_folder", "typed",
+    "CAUSAL_LM", "DTYPES", "FORMAT", "MODULES", "ORIGIN", "OWN_CLASSES", "PROJECTION", "VERSION", "VOCABULARY",
+    "WORD_TABLE", "AttentionConfig", "Checkpoint", "CheckpointConfig", "EncoderConfig", "FeedForwardConfig",
+    "HeadConfig", "LayerConfig", "Make", "Module", "NormConfig", "PositionConfig", "Projection", "RelativeBiasConfig",
+    "RotaryConfig", "RowOrder", "Shape", "ShardConfig", "StageConfig", "StagingFolder", "StateDictSource",
+    "TensorSource", "WeightSpec", "activations", "check_shapes", "checksums", "cut", "exists", "expect_file",
+    "expect_inside", "find_class", "find_weights", "fits_8_bits", "in_transformers_words", "list_folder", "named",
+    "named_classes", "open_bin", "open_weights", "origin", "own_class", "parse_json", "read_checkpoint",
+    "read_json_object", "read_json_value", "read_modules", "shard_names", "shard_of", "shared_layers", "shown",
+    "stages_of", "told_products", "transformer_folder", "typed",
 ]  # fmt: skip

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftbert.text.auto_tokenizer import TOKENIZER_FILES, TOKENIZER_SUFFIXES, load_tokenizer
 from ftbert.text.batching import Batch, Window, batches_of, by_token_budget, pack
+from ftbert.text.charsmap import check_charsmaps
 from ftbert.text.fast_tokenizer import FastTokenizer
 from ftbert.text.options import TextOptions, check_pooling
 from ftbert.text.pairs import LimitedPairs
@@ -35,14 +36,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "IGNORED", "MULTI_LINEAR", "SPARSE_LINEAR", "STRATEGIES", "TOKENIZER_FILES", "TOKENIZER_SUFFIXES", "Batch",
-    "CallersThread", "FastTokenizer", "Job", "Launch", "LimitedPairs", "MultiSettings", "OtherVectors",
-    "PairTemplate", "ReplicaThreads", "Result", "ScoreSettings", "SparseSettings", "SparseVector",
-    "TemplateEncoder", "TextModel", "TextOptions", "TextSettings", "TokenLabels", "Tokenizer", "Tokens", "Upload",
-    "Window", "Workers", "batches_of", "by_token_budget", "check_pooling", "check_ranges", "compute_windows",
-    "dense_of", "embedding", "entries_of", "joined", "launch", "lexical", "load_tokenizer",
-    "multi_vector_embedding", "next_logits", "pack", "quantized", "ranges_of", "score_ids", "score_task",
-    "sharing", "skipped_ids", "sparse_embedding", "splade_rows", "stored_as", "text_options", "text_vectors",
-    "token_states", "token_vectors", "token_weights", "tokenizer_of", "tokens_kept", "tokens_of", "unweighted",
+    "CallersThread", "FastTokenizer", "Job", "Launch", "LimitedPairs", "MultiSettings", "OtherVectors", "PairTemplate",
+    "ReplicaThreads", "Result", "ScoreSettings", "SparseSettings", "SparseVector", "TemplateEncoder", "TextModel",
+    "TextOptions", "TextSettings", "TokenLabels", "Tokenizer", "Tokens", "Upload", "Window", "Workers", "batches_of",
+    "by_token_budget", "check_charsmaps", "check_pooling", "check_ranges", "compute_windows", "dense_of", "embedding",
+    "entries_of", "joined", "launch", "lexical", "load_tokenizer", "multi_vector_embedding", "next_logits", "pack",
+    "quantized", "ranges_of", "score_ids", "score_task", "sharing", "skipped_ids", "sparse_embedding", "splade_rows",
+    "stored_as", "text_options", "text_vectors", "token_states", "token_vectors", "token_weights", "tokenizer_of",
+    "tokens_kept", "tokens_of", "unweighted",
 ]  # fmt: skip
 
 _LATE = {

@@ -13,7 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ftbert.input_file import expect_file, read_json_object
+from ftbert.input_file import expect_file, origin, read_json_object
+from ftbert.text.charsmap import check_charsmaps_of
+from ftbert.text.panics import panics_as_errors
 from ftbert.text.settings import TextSettings
 from ftbert.text.token_ids import check_token_ids
 
@@ -56,27 +58,29 @@ def load_tokenizer(folder: Path, settings: TextSettings | None = None) -> Any:
     folder = folder / settings.subfolder
     if not any((folder / name).exists() for name in ("tokenizer.json", *_VOCABULARIES)):
         raise FileNotFoundError(
-            f"{folder}: no tokenizer here; expected tokenizer.json or one of {', '.join(_VOCABULARIES)}. "
+            f"{origin(folder)}: no tokenizer here; expected tokenizer.json or one of {', '.join(_VOCABULARIES)}. "
             "Copy the tokenizer's files beside the weights, or pass token ids to the model"
         )
     for path in folder.iterdir():
         if path.suffix in TOKENIZER_SUFFIXES:
             expect_file(path)  # a pipe in the place of a file would hold it for ever
     check_token_ids(folder)
+    check_charsmaps_of(folder / "tokenizer.json")
     given = {"local_files_only": True, "trust_remote_code": False, **settings.tokenizer_arguments}
     of_bert = _is_of_bert(folder, settings)
     chosen = _class(of_bert)
     try:
-        tokenizer = chosen.from_pretrained(str(folder), **({} if of_bert else _config(folder)), **given)
-        tokenizer = _by_the_file(folder, tokenizer, given)
+        with panics_as_errors():
+            tokenizer = chosen.from_pretrained(str(folder), **({} if of_bert else _config(folder)), **given)
+            tokenizer = _by_the_file(folder, tokenizer, given)
     except Exception as error:
-        raise ValueError(f"{_culprit(folder)}: cannot be used as a tokenizer ({explain(error)})") from error
+        raise ValueError(f"{origin(_culprit(folder))}: cannot be used as a tokenizer ({explain(error)})") from error
     if settings.multi is not None:
         _keep_markers_whole(tokenizer, settings.multi.markers)
     if settings.lower_case:
         fast = getattr(tokenizer, "backend_tokenizer", None)
         if fast is None:
-            raise ValueError(f"{folder}: do_lower_case is not supported for {type(tokenizer).__name__}")
+            raise ValueError(f"{origin(folder)}: do_lower_case is not supported for {type(tokenizer).__name__}")
         _lower_first(fast)
     return tokenizer
 
@@ -141,7 +145,7 @@ def _by_the_file(folder: Path, tokenizer: Any, given: Mapping[str, Any]) -> Any:
         if found == _ids(fast, texts):
             return tokenizer
     warnings.warn(
-        f"{folder}: AutoTokenizer gives other ids than tokenizer.json, since it reads it as a "
+        f"{origin(folder)}: AutoTokenizer gives other ids than tokenizer.json, since it reads it as a "
         f"{type(tokenizer).__name__}; those of tokenizer.json are taken. Name the right tokenizer_class in "
         'tokenizer_config.json ("PreTrainedTokenizerFast" takes the file as it is)',
         stacklevel=2,
@@ -210,7 +214,8 @@ def _culprit(folder: Path) -> Path:
     path = folder / "tokenizer.json"
     if path.exists():
         try:
-            Fast.from_file(str(path))
+            with panics_as_errors():
+                Fast.from_file(str(path))
         except Exception:  # noqa: BLE001 - tokenizers raises nothing more precise
             return path
     for name in ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):

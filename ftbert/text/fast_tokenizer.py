@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ftbert.text.cutting import CHARACTERS, Cutter
+from ftbert.text.panics import panics_as_errors
 from ftbert.text.tokens import Tokens, tokens_of
 from ftbert.text.wordpiece import WordPiece
 
@@ -64,7 +65,8 @@ class FastTokenizer:
         fast, given = self._truncating(length, side), list(texts)
         if self.cutter is not None and side == "right":  # cut on the left, offsets would be of what is left
             given = [self._part(text, CHARACTERS * length, side) for text in texts]
-        found = [encoding for part in calls(given) for encoding in fast.encode_batch(part)]
+        with panics_as_errors():
+            found = [encoding for part in calls(given) for encoding in fast.encode_batch(part)]
         for place, text in enumerate(texts):
             while len(given[place]) < len(text) and len(found[place]) < length:
                 given[place] = self._part(text, 2 * len(given[place]), side)
@@ -92,7 +94,8 @@ class FastTokenizer:
         types: list[list[int]] = []
         for part in calls(texts):
             # _fast: the same ids, without the character offsets.
-            encodings = fast.encode_batch_fast(part)
+            with panics_as_errors():
+                encodings = fast.encode_batch_fast(part)
             rows += [encoding.ids for encoding in encodings]
             if with_types:
                 types += [encoding.type_ids for encoding in encodings]

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ftbert.input_file import read_json_value
+from ftbert.input_file import origin, read_json_value
 
 # Ids without a token that a file may have. Real vocabularies have hundreds.
 MOST_HOLES = 1 << 20
@@ -31,8 +31,9 @@ def check_token_ids(folder: Path) -> None:
         token, largest = max(entries, key=lambda entry: entry[1], default=("", 0))
         if largest >= len(entries) + MOST_HOLES:
             raise ValueError(
-                f"{path}: the token {str(token)[:40]!r} has the id {str(largest)[:20]}, among {len(entries)} tokens; "
-                f"expected ids of one vocabulary, with at most {MOST_HOLES} of them unused. Number the tokens again"
+                f"{origin(path)}: the token {str(token)[:40]!r} has the id {str(largest)[:20]}, among "
+                f"{len(entries)} tokens; expected ids of one vocabulary, with at most {MOST_HOLES} of them unused. "
+                "Number the tokens again"
             )
 
 

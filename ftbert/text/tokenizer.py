@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ftbert.input_file import is_unicode
+from ftbert.input_file import is_unicode, origin
 from ftbert.text.auto_tokenizer import explain, load_tokenizer
 from ftbert.text.fast_tokenizer import FastTokenizer
 from ftbert.text.settings import TextSettings
@@ -42,7 +42,7 @@ class Tokenizer:
         """
         self.settings = settings
         self.longest = max_seq
-        self._folder = folder
+        self._where = origin(folder)  # for errors
         tokenizer = load_tokenizer(folder, settings)
         self.special_ids = frozenset(tokenizer.all_special_ids)
         self.loaded = tokenizer
@@ -55,7 +55,7 @@ class Tokenizer:
         self.backend: Any = getattr(tokenizer, "backend_tokenizer", None)
         self._python = tokenizer if self.backend is None else None
         own = settings.max_length or _own_length(folder, tokenizer)
-        self.max_length = self.check_length(min(max_seq, own), str(folder))
+        self.max_length = self.check_length(min(max_seq, own), self._where)
         _expect_one_type(folder, tokenizer)
         self._fast = None if self.backend is None else FastTokenizer(self.backend, self._has_types)
         self._templates = None if self._fast is None else TemplateEncoder(self.backend, self._fast.cutter)
@@ -94,7 +94,7 @@ class Tokenizer:
         length = self.max_length if max_length is None else max_length
         side = self._side if side is None else side
         if side not in ("right", "left") or (self._python is not None and side != self._side):
-            raise ValueError(f"{self._folder}: this tokenizer truncates on the {self._side}; got side {side!r}")
+            raise ValueError(f"{self._where}: this tokenizer truncates on the {self._side}; got side {side!r}")
         found = []
         for start in range(0, len(texts), _TEXTS_PER_CALL):
             part = with_prompt(texts[start : start + _TEXTS_PER_CALL], prompt)
@@ -103,7 +103,7 @@ class Tokenizer:
             except (TypeError, UnicodeError) as error:
                 raise _explained(error, part, start) from error
             except Exception as error:  # a vocabulary without the unknown token, for one; no type of its own
-                raise ValueError(f"{self._folder}: the tokenizer cannot encode texts ({explain(error)})") from error
+                raise ValueError(f"{self._where}: the tokenizer cannot encode texts ({explain(error)})") from error
         return joined(found)
 
     def pair_template(self, prompt: str = "", chat_template: str | None = None) -> PairTemplate | None:
@@ -114,13 +114,13 @@ class Tokenizer:
             return None
         if self._templates is None:
             kind = type(self._python).__name__
-            raise ValueError(f"{self._folder}: {kind} is written in Python; a chat template needs a fast tokenizer")
+            raise ValueError(f"{self._where}: {kind} is written in Python; a chat template needs a fast tokenizer")
         try:
-            return PairTemplate.of(self._render(prompt, chat_template), str(self._folder))
+            return PairTemplate.of(self._render(prompt, chat_template), self._where)
         except ValueError:
             raise
         except Exception as error:  # of Jinja or of the template itself
-            raise ValueError(f"{self._folder}: the chat template cannot be used ({explain(error)})") from error
+            raise ValueError(f"{self._where}: the chat template cannot be used ({explain(error)})") from error
 
     def instructed_template(self) -> PairTemplate | None:
         """`pair_template` with `INSTRUCTION` as the prompt, for `PairTemplate.instructed`; None where the tokenizer's
@@ -165,7 +165,7 @@ class Tokenizer:
         ValueError for a tokenizer that is written in Python."""
         if self._fast is None:
             raise ValueError(
-                f"{self._folder}: {type(self._python).__name__} is written in Python and gives no offsets; expected a "
+                f"{self._where}: {type(self._python).__name__} is written in Python and gives no offsets; expected a "
                 "fast tokenizer (tokenizer.json)"
             )
         return self._fast.encodings(texts, self.max_length if max_length is None else max_length, self._side)
@@ -210,7 +210,8 @@ def with_prompt(texts: Sequence[Text], prompt: str) -> list[Any]:
 def _own_length(folder: Path, tokenizer: Any) -> int:
     length = tokenizer.model_max_length  # transformers writes 1e30 for "no limit"
     if not isinstance(length, int | float) or isinstance(length, bool) or not length >= 1:
-        raise ValueError(f"{folder / 'tokenizer_config.json'}: model_max_length must be positive; got {length!r}")
+        where = origin(folder / "tokenizer_config.json")
+        raise ValueError(f"{where}: model_max_length must be positive; got {length!r}")
     return int(min(length, 1 << 62))
 
 
@@ -219,9 +220,10 @@ def _expect_one_type(folder: Path, tokenizer: Any) -> None:
     try:
         types = tokenizer("a").get("token_type_ids", [])  # absent where the model does not get them
     except Exception as error:  # of no type of its own
-        raise ValueError(f"{folder}: its tokenizer cannot encode texts ({explain(error)})") from error
+        raise ValueError(f"{origin(folder)}: its tokenizer cannot encode texts ({explain(error)})") from error
     if any(types):
-        raise ValueError(f"{folder}: its tokenizer gives one text token types other than 0, which is not supported")
+        where = origin(folder)
+        raise ValueError(f"{where}: its tokenizer gives one text token types other than 0, which is not supported")
 
 
 def _leading(tokenizer: Any) -> int:
