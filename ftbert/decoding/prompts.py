@@ -8,7 +8,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from ftbert.decoding.messages import Prompt, check_messages, is_messages, rendered
-from ftbert.input_file import is_unicode
+from ftbert.input_file import is_unicode, origin
 from ftbert.text import load_tokenizer
 
 _tokenizers: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # by model
@@ -47,7 +47,7 @@ def encoded(model: Any, prompts: Sequence[Prompt], chat: bool, template: str | N
             found.append(list(tokenizer(prompt)["input_ids"]))
             continue
         check_messages(messages, name)
-        text = rendered(tokenizer, model.folder, messages, template)
+        text = rendered(tokenizer, origin(Path(model.folder)), messages, template)
         found.append(list(tokenizer(text, add_special_tokens=False)["input_ids"]))  # the template has them
     return found
 
