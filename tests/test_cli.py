@@ -61,6 +61,26 @@ def test_wrong_usage_is_code_2(arguments: list[str], capsys: pytest.CaptureFixtu
     assert "usage: ftbert" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["embed", "m", "in.txt", "out.npy", "--poling", "cls"], "unrecognized arguments: --poling cls; --poling: did you mean --pooling?"),
+    (["info", "m", "--unheard-of"], "unrecognized arguments: --unheard-of"),
+    (["serve", "m", "--prot=80"], "--prot: did you mean --port?"),
+    (["tune", "m", "--tokns", "1..2"], "--tokns: did you mean --tokens?"),
+    (["quantize", "m", "n", "--text", "a", "b"], "unrecognized arguments: b"),
+    (["generate", "m", "-ngl", "99", "-p", "text"], "-ngl: --device cuda has all layers there"),
+    (["generate", "m", "-p", "text"], "-p: PROMPT comes after MODEL"),
+    (["generate", "m", "text", "--num_beams", "4"], "--num_beams: there are no beams: --temperature draws"),
+    (["generate", "m", "text", "--max_new_tokens=4"], "--max_new_tokens: did you mean --max-new-tokens?"),
+    (["chat", "m", "--ctx-size", "2048"], "--ctx-size: the context is the model's; -n bounds the text"),
+])  # fmt: skip
+def test_unknown_flags_are_answered_by_their_command(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(arguments)
+    err = capsys.readouterr().err
+    assert stopped.value.code == 2 and words in err
+    assert err.startswith(f"usage: ftbert {arguments[0]} ") and f"ftbert {arguments[0]}: error: " in err
+
+
 def test_help_loads_nothing_heavy() -> None:
     code = (
         "import sys; from ftbert import cli\n"

@@ -443,7 +443,7 @@ def test_errors_say_what_is_wrong(model: ftbert.Model, place: Place) -> None:
         ("max_new_tokens must be a positive integer; got 0", ValueError, lambda: model.generate("a", max_new_tokens=0)),
         ("temperature must be a number of at least 0; got -1", ValueError, lambda: model.stream("a", temperature=-1)),
         ("temperature must be a number of at least 0; got nan", ValueError, lambda: model.stream("a", temperature=float("nan"))),
-        ("top_k must be a positive integer; got 0", ValueError, lambda: model.generate("a", top_k=0)),
+        ("top_k must be a positive integer; got -1", ValueError, lambda: model.generate("a", top_k=-1)),
         ("top_p must be above 0 and at most 1; got 2", ValueError, lambda: model.generate("a", top_p=2)),
         ("stop must be a str or several, none empty", ValueError, lambda: model.generate("a", stop=["b", ""])),
         ("seed must be an integer", ValueError, lambda: model.generate("a", seed=-1)),
@@ -460,6 +460,38 @@ def test_errors_say_what_is_wrong(model: ftbert.Model, place: Place) -> None:
     both_ways = ftbert.load(randomise(make_model("llama", "causal_lm", 0, is_causal=False), 0))
     with pytest.raises(RuntimeError, match="its tokens see those that follow: it is an encoder"):
         both_ways.generate_ids([[1]])
+
+
+@pytest.mark.parametrize(("how", "kind", "words"), [
+    ({"do_sample": True}, ValueError, r"do_sample=True: pass temperature too: 1.0 draws"),
+    ({"do_sample": False, "temperature": 0.5}, ValueError, "do_sample=False: leave temperature=0.5 out"),
+    ({"max_length": 20}, TypeError, "max_length.*: max_new_tokens=... counts the generated tokens"),
+    ({"num_beams": 4}, TypeError, "no beams: temperature above 0 draws, 0 takes the most likely token; got 4"),
+    ({"repeat_penalty": 1.1}, TypeError, "repetition_penalty=... counts all tokens"),
+    ({"max_tokens": 3, "max_new_tokens": 4}, TypeError, "max_tokens and max_new_tokens are one argument"),
+    ({"temprature": 1}, TypeError, "has no argument 'temprature'; nearest: temperature"),
+    ({"attention_mask": [[1]]}, TypeError, "ids to generate_ids as lists without padding"),
+    ({"suppress_tokens": 3}, ValueError, "generate: suppress_tokens: expected a list of token ids; got 3"),
+])  # fmt: skip
+def test_words_of_others_are_answered(model: ftbert.Model, how: dict[str, Any], kind: type[Exception], words: str) -> None:
+    for call in (model.generate, model.stream):
+        with pytest.raises(kind, match=words):
+            call("a", **how)
+    with pytest.raises(kind, match=words):
+        model.generate_ids([[1]], **how)
+
+
+def test_words_of_others_that_mean_the_same(model: ftbert.Model) -> None:
+    usual = {"max_new_tokens": 30, "stop": "o"}
+    (want,) = model.generate("hello", **usual)
+    same = {"max_tokens": 30, "stop_strings": ["o"], "do_sample": False, "num_beams": 1, "top_k": 0, "pad_token_id": 2, "temperature": None}
+    assert model.generate(prompts="hello", **same) == model.generate(prompt="hello", **same) == [want]
+    message = [{"role": "user", "content": "hello"}]
+    assert "".join(model.stream(messages=message, max_tokens=9)) == model.generate("hello", chat=True, max_new_tokens=9)[0]
+    drawn = {"temperature": 1.0, "seed": 3, "max_new_tokens": 9}
+    assert model.generate("hello", do_sample=True, **drawn) == model.generate("hello", **drawn)
+    with pytest.raises(TypeError, match="'stop_strings'.*generate_ids takes and gives ids"):
+        model.generate_ids([[1]], stop_strings="a")
 
 
 def test_a_tokenizer_without_a_template(folder: Path, tmp_path: Path) -> None:
@@ -505,6 +537,14 @@ def test_the_command_prints_the_text(
     assert said["text"] == want and 0 < said["tokens"] <= 20 and said["prompt_tokens"] > 0
     assert cli.main(["generate", str(folder), ""]) == 1
     assert capsys.readouterr().err == "ftbert: error: prompt 0 is empty\n"
+
+
+def test_flags_of_llama_cpp_that_mean_the_same(model: ftbert.Model, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["-n", "9", "--temp", "0.8", "-s", "3", "--top-k", "0", "-sys", "be brief", "--min-p", "0.01"]
+    assert cli.main(["generate", str(folder), "hello", *flags]) == 0
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
+    (want,) = model.generate(messages, max_new_tokens=9, temperature=0.8, seed=3, min_p=0.01)
+    assert capsys.readouterr().out == want + "\n"
 
 
 def test_the_command_takes_a_systems_message(model: ftbert.Model, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -135,6 +135,14 @@ def test_the_caller_goes_before_the_file(place: Place) -> None:
     assert model.generate_ids(PROMPTS, max_new_tokens=MOST, repetition_penalty=1.2, min_new_tokens=4) == want
 
 
+@pytest.mark.parametrize("settings", [{"no_repeat_ngram_size": 2}, {"suppress_tokens": [*range(3, 40)]}, {"bad_words_ids": [[5], [7, 8]]}])
+def test_rules_of_transformers_are_arguments(settings: dict[str, Any], place: Place) -> None:
+    if place.dtype != torch.float32:
+        pytest.skip("in 16 bits other tokens are the most likely")
+    model = loaded("llama", place)
+    assert model.generate_ids(PROMPTS, max_new_tokens=MOST, **settings) == theirs(saying(**settings, eos_token_id=2))
+
+
 @pytest.mark.parametrize("limits", [{"max_new_tokens": 5}, {"max_length": 22}, {"max_new_tokens": 6, "max_length": 21}])
 def test_lengths_of_the_file_are_defaults(limits: dict[str, int], tmp_path: Path) -> None:
     """Also of a converted folder."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
-from typing import Any, TextIO
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, NoReturn, TextIO
 
 import ftbert
 
@@ -32,7 +33,7 @@ def add(
     added: argparse.ArgumentParser = commands.add_parser(
         name, help=text, description=text, epilog=example, formatter_class=argparse.RawTextHelpFormatter
     )
-    added.set_defaults(run=run)
+    added.set_defaults(run=run, parser=added)
     if reports:
         added.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     if model:
@@ -45,6 +46,30 @@ def add(
             add_parallel(added)
         add_revision(added)
     return added
+
+
+class _Answer(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: Any = None) -> None:
+        parser.error(f"{option_string}: {self.const}")
+
+
+def add_answers(parser: argparse.ArgumentParser, answers: Mapping[tuple[str, ...], str]) -> None:
+    """Flags of other programs, which end with usage and the answer: what to write instead."""
+    for flags, answer in answers.items():
+        parser.add_argument(
+            *flags, action=_Answer, const=answer, nargs="?", default=argparse.SUPPRESS, help=argparse.SUPPRESS
+        )
+
+
+def refuse(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> NoReturn:
+    """Ends with the usage of the command, the arguments that it does not know and the flags nearest to them."""
+    known = {flag: action for action in parser._actions for flag in action.option_strings}
+    told = []
+    for flag in (one.partition("=")[0] for one in unknown if one.startswith("-")):
+        for near in get_close_matches(flag.replace("_", "-"), known, 1):
+            answer = known[near].const if isinstance(known[near], _Answer) else f"did you mean {near}?"
+            told.append(f"; {flag}: {answer}")
+    parser.error(f"unrecognized arguments: {' '.join(unknown)}{''.join(told)}")
 
 
 def add_parallel(parser: argparse.ArgumentParser) -> None:
@@ -78,6 +103,11 @@ def count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 1; got {text!r}")
     return int(text)
+
+
+def natural(text: str) -> int:
+    """An argument that is a whole number of at least 0."""
+    return 0 if text.isdecimal() and not int(text) else count(text)
 
 
 def device(text: str) -> str:

@@ -31,17 +31,39 @@ def add_to(commands: command.Commands) -> None:
     parser.add_argument("--chat", action="store_true", help="PROMPT is a message, in the model's chat template")
 
 
+_COUNTS_ALL = "--repetition-penalty counts all tokens of prompt and text, llama.cpp's the last 64"
+_CHAT = "ftbert chat MODEL"
+# Flags of llama.cpp, transformers and vLLM that mean something else here, or nothing.
+_ANSWERS = {
+    ("-m", "--model"): "MODEL comes first, without a flag",
+    ("-p", "--prompt"): "PROMPT comes after MODEL, without a flag; ftbert chat reads messages from standard input",
+    ("-f", "--file"): "PROMPT - is standard input: ftbert generate MODEL - < FILE",
+    ("-hf", "--hf-repo"): "MODEL may be a hub id",
+    ("-c", "--ctx-size", "--max-model-len"): "the context is the model's; -n bounds the text",
+    ("-ngl", "--n-gpu-layers", "--gpu-layers"): "--device cuda has all layers there",
+    ("-t", "--threads"): "the environment variable OMP_NUM_THREADS",
+    ("-cnv", "--conversation", "-i", "--interactive"): _CHAT,
+    ("-r", "--reverse-prompt"): "--stop TEXT",
+    ("--ignore-eos",): "--min-new-tokens N: no end before so many",
+    ("--repeat-penalty", "--repeat-last-n"): _COUNTS_ALL,
+    ("--max-length",): "-n counts the generated tokens; --max-length of transformers also those of the prompt",
+    ("--do-sample",): "--temperature 1.0 draws; without, the most likely token is taken",
+    ("--num-beams",): "there are no beams: --temperature draws",
+}
+
+
 def add_how(parser: argparse.ArgumentParser) -> None:
     """How texts are made: what `how` reads, --system and --chat-template."""
     parser.add_argument(
-        "--max-new-tokens", type=command.count, metavar="N",
+        "--max-new-tokens", "-n", "--predict", "--n-predict", "--max-tokens", type=command.count, metavar="N",
         help="at most so many (default: generation_config.json's, else 256)",
     )  # fmt: skip
-    parser.add_argument("--min-new-tokens", type=int, metavar="N", help="no end before so many")
+    parser.add_argument("--min-new-tokens", type=command.natural, metavar="N", help="no end before so many")
     parser.add_argument(
-        "--temperature", type=float, default=0.0, metavar="T", help="0: the most likely token each time (default)"
-    )
-    parser.add_argument("--top-k", type=command.count, metavar="K", help="draw from the K most likely tokens")
+        "--temperature", "--temp", type=float, default=0.0, metavar="T",
+        help="0: the most likely token each time (default)",
+    )  # fmt: skip
+    parser.add_argument("--top-k", type=command.natural, metavar="K", help="draw from the K most likely tokens; 0: all")
     parser.add_argument("--top-p", type=float, metavar="P", help="draw from the fewest as likely as P together")
     parser.add_argument("--min-p", type=float, metavar="P", help="draw from those P times as likely as the likeliest")
     parser.add_argument(
@@ -52,10 +74,13 @@ def add_how(parser: argparse.ArgumentParser) -> None:
         "--presence-penalty", type=float, metavar="X", help="less for the logits of tokens that came, once"
     )
     parser.add_argument("--frequency-penalty", type=float, metavar="X", help="the same, each time they came")
-    parser.add_argument("--seed", type=int, metavar="S", help="the same draws each time")
+    parser.add_argument("--seed", "-s", type=int, metavar="S", help="the same draws each time")
     parser.add_argument("--stop", action="append", metavar="TEXT", help="end before this; may be given several times")
-    parser.add_argument("--system", metavar="TEXT", help="the system's message, before those of the user")
+    parser.add_argument(
+        "--system", "--system-prompt", "-sys", metavar="TEXT", help="the system's message, before those of the user"
+    )
     parser.add_argument("--chat-template", metavar="JINJA", help="a file or a text (default: the model's)")
+    command.add_answers(parser, _ANSWERS)
 
 
 def how(options: argparse.Namespace) -> dict[str, Any]:

@@ -12,13 +12,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from ftbert import __version__
-from ftbert.cli import chat, embed, generate, models, serve, tune
+from ftbert.cli import chat, command, embed, generate, models, serve, tune
 from ftbert.cli.command import INTERRUPTED
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; `arguments` default to the process's own. Returns the exit code."""
-    options = _parser().parse_args(arguments)
+    options, unknown = _parser().parse_known_args(arguments)
+    if unknown:
+        command.refuse(options.parser, unknown)
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning

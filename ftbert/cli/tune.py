@@ -47,7 +47,6 @@ def add_to(commands: command.Commands) -> None:
     parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="the gains as a picture")
     parser.add_argument("--force", action="store_true", help="measure again what the table has")
     parser.add_argument("--show", action="store_true", help="what is in force and where it comes from; tunes nothing")
-    parser.set_defaults(usage_error=parser.error)
 
 
 def _tune(options: argparse.Namespace) -> int:
@@ -61,7 +60,7 @@ def _tune(options: argparse.Namespace) -> int:
         command.report(options, {"nothing_to_tune": _NOTHING_ON_CPU}, _NOTHING_ON_CPU)
         return 0
     if wrong := _contradiction(options):
-        options.usage_error(wrong)
+        options.parser.error(wrong)
     if options.show:
         values = tuning.show(device)
         command.report(options, values, tuning.show_text(values))

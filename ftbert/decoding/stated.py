@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -65,41 +66,39 @@ def _document(model: Any) -> tuple[str, Mapping[str, Any]]:
     return f"{model.folder or 'config'}", model.checkpoint.config.huggingface
 
 
-def _read(found: Mapping[str, Any], where: str, other_ends: Any) -> Stated:
-    def wrong(name: str, wanted: str) -> ValueError:
-        return ValueError(f"{where}: {name}: expected {wanted}; got {found.get(name)!r}")
-
-    def count(name: str) -> int | None:
-        value = found.get(name)
-        if value is not None and not (_is_id(value) and value >= 0):
-            raise wrong(name, "an integer of at least 0")
-        return value
-
-    rules: dict[str, Any] = {name: value for name in _COUNTS if (value := count(name)) is not None}
+def read_rules(found: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """transformers' rules that are found and not None, as arguments of Rules. ValueError for values of another kind."""
+    rules: dict[str, Any] = {name: value for name in _COUNTS if (value := _count(found, name, where)) is not None}
     for name in _NUMBERS:
         if (value := found.get(name)) is not None:
             if isinstance(value, bool) or not isinstance(value, int | float):
-                raise wrong(name, "a number")
+                raise _wrong(found, name, where, "a number")
             rules[name] = float(value)
     for name in _IDS:
         if (value := found.get(name)) is not None:
-            if not isinstance(value, list) or not all(map(_is_id, value)):
-                raise wrong(name, "a list of token ids")
+            if not isinstance(value, list | tuple) or not all(map(_is_id, value)):
+                raise _wrong(found, name, where, "a list of token ids")
             rules[name] = tuple(value)
     if (words := found.get("bad_words_ids")) is not None:
-        if not isinstance(words, list) or not all(isinstance(one, list) and all(map(_is_id, one)) for one in words):
-            raise wrong("bad_words_ids", "lists of token ids")
+        listed = isinstance(words, list | tuple) and all(isinstance(one, list | tuple) for one in words)
+        if not listed or not all(map(_is_id, chain.from_iterable(words))):
+            raise _wrong(found, "bad_words_ids", where, "lists of token ids")
         rules["bad_words_ids"] = tuple(map(tuple, words))
     if (biases := found.get("sequence_bias")) is not None:
         try:
             pairs = biases.items() if isinstance(biases, dict) else biases
             rules["sequence_bias"] = tuple((tuple(map(int, ids)), float(bias)) for ids, bias in pairs)
         except (TypeError, ValueError):
-            raise wrong("sequence_bias", "pairs of token ids and a number") from None
+            raise _wrong(found, "sequence_bias", where, "pairs of token ids and a number") from None
+    return rules
+
+
+def _read(found: Mapping[str, Any], where: str, other_ends: Any) -> Stated:
+    rules = read_rules(found, where)
     stop = found.get("stop_strings")
     stops = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
     if not all(isinstance(one, str) and one for one in stops):
-        raise wrong("stop_strings", "a text or several, none empty")
+        raise _wrong(found, "stop_strings", where, "a text or several, none empty")
     ends = found.get("eos_token_id")
     ends = other_ends if ends is None else ends
     listed = ends if isinstance(ends, list) else [] if ends is None else [ends]
@@ -110,7 +109,19 @@ def _read(found: Mapping[str, Any], where: str, other_ends: Any) -> Stated:
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
     # 0 is transformers' word for no limit of its own.
-    return Stated(frozenset(listed), made, count("max_new_tokens") or None, count("max_length") or None, stops)
+    most, longest = (_count(found, name, where) or None for name in ("max_new_tokens", "max_length"))
+    return Stated(frozenset(listed), made, most, longest, stops)
+
+
+def _count(found: Mapping[str, Any], name: str, where: str) -> int | None:
+    value = found.get(name)
+    if value is not None and not (_is_id(value) and value >= 0):
+        raise _wrong(found, name, where, "an integer of at least 0")
+    return value
+
+
+def _wrong(found: Mapping[str, Any], name: str, where: str, wanted: str) -> ValueError:
+    return ValueError(f"{where}: {name}: expected {wanted}; got {found.get(name)!r}")
 
 
 def _is_id(value: Any) -> bool:

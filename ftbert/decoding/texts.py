@@ -14,6 +14,7 @@ from ftbert.decoding.rules import Ruled, Rules
 from ftbert.decoding.sampling import Sampling
 from ftbert.decoding.stated import stated
 from ftbert.decoding.text_stream import TextStream
+from ftbert.decoding.words import check_do_sample
 
 _MOST = 256  # tokens of a text, where neither the caller nor the model says another number
 
@@ -44,13 +45,16 @@ class Options:
 
     @classmethod
     def of(
-        cls, *, max_new_tokens: int | None, temperature: float, top_k: int | None, top_p: float | None,
+        cls, *, max_new_tokens: int | None, temperature: float | None, top_k: int | None, top_p: float | None,
         min_p: float | None, seed: int | None, stop: str | Sequence[str] | None = None, chat: bool = False,
-        chat_template: str | None = None, batch_size: int = 8, **rules: Any,
+        chat_template: str | None = None, batch_size: int = 8, do_sample: bool | None = None, **rules: Any,
     ) -> Options:  # fmt: skip
+        """None of temperature is 0, 0 of top_k None, as transformers has them."""
+        temperature = 0.0 if temperature is None else temperature
+        check_do_sample(do_sample, temperature)
         stops = None if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
         given = {name: value for name, value in rules.items() if value is not None}
-        sampling = Sampling(temperature, top_k, top_p, seed, min_p)
+        sampling = Sampling(temperature, top_k or None, top_p, seed, min_p)
         return cls(max_new_tokens, sampling, given, stops, chat, batch_size, chat_template)
 
 
