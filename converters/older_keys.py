@@ -26,7 +26,29 @@ def todays_words(document: Config) -> Config:
         if (said := document.get(key)) not in (None, only):
             raise ValueError(f"{key} {shown(said)} is not supported: only {shown(only)}")
     made = {today: document[key] for today, key in _NOMIC.items() if key in document}
+    kept = set(document) - set(_NOMIC.values())
     if document.get("rotary_scaling_factor") is not None:  # changes positions past the trained length alone
         made["max_position_embeddings"] = document.get("max_trained_positions")
-    rest = {key: value for key, value in document.items() if key not in _NOMIC.values()}
+        kept.add("n_positions")
+    rest = {key: value for key, value in document.items() if key in kept}
     return {**rest, "hidden_act": "silu", **made}
+
+
+def cut_texts(document: Config) -> str:
+    """A sentence on the tokens past the trained length that a config, as `todays_words` gives it, has positions for and
+    ftbert computes none of; "" where there are none."""
+    factor, trained = document.get("rotary_scaling_factor"), document.get("max_position_embeddings")
+    more, rule = document.get("n_positions"), f"rotary_scaling_factor {shown(factor)}"
+    if factor is None:
+        rope = document.get("rope_parameters") or document.get("rope_scaling")
+        found = rope if isinstance(rope, dict) else {}
+        if (found.get("rope_type") or found.get("type")) != "dynamic":
+            return ""
+        factor, rule = found.get("factor"), f"rope_type dynamic, factor {shown(found.get('factor'))}"
+        more = trained * factor if isinstance(trained, int) and isinstance(factor, int | float) else None
+    if not isinstance(trained, int) or not isinstance(more, int | float) or more <= trained:
+        return ""
+    return (
+        f"texts are cut at {trained} tokens, and the config has positions for {more:.0f} ({rule}): frequencies that "
+        "change with a text's length are not computed yet"
+    )

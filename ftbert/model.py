@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ftbert.building import build, load_head
 from ftbert.checkpoint import Checkpoint, CheckpointConfig, EncoderConfig, told_products
-from ftbert.converters import build_reference, open_checkpoint
+from ftbert.converters import build_reference, cut_texts, open_checkpoint
 from ftbert.decoding import LanguageModel
 from ftbert.devices import check_devices, check_dtype, check_range, stream_dtype, told_speed
 from ftbert.dtypes import DTYPES, EIGHT_BITS, MATRIX_DTYPES, parse_dtype, users_word
@@ -104,6 +104,8 @@ def load(
     checkpoint = open_checkpoint(source, revision=revision, token=token, verify=verify)
     if heads and checkpoint.config.left_out:
         warnings.warn(f"{checkpoint.source.where}: {checkpoint.config.left_out}", stacklevel=2)
+    if cut := cut_texts(checkpoint.config.huggingface):
+        warnings.warn(f"{checkpoint.source.where}: {cut}", stacklevel=2)
     live = source if isinstance(source, torch.nn.Module) else None
     together = places if ranks.size > 1 else places[:1]
     model = Model(*build(checkpoint, together, asked, attention, heads, live, ranks, verify))

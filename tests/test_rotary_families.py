@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 import ftbert
 from ftbert.checkpoint import EncoderConfig
-from ftbert.converters import open_checkpoint
+from ftbert.converters import convert, open_checkpoint
 from ftbert.converters.families import FAMILIES, find_family
 
 MASKS = ("right", "left", "holes")
@@ -296,12 +297,26 @@ def test_config_of_nomic_as_published(tmp_path: Path) -> None:
     with torch.no_grad():
         want = reference(**batch).last_hidden_state
     kept = batch["attention_mask"].bool()
-    for model, rows in ((load(), 64), (load(rotary_scaling_factor=2), 32)):
+    with pytest.warns(UserWarning, match=r"texts are cut at 32 tokens, and the config has positions for 64 \(rotary_scaling_factor 2\)") as told:
+        scaled = load(rotary_scaling_factor=2)
+        ftbert.load(convert(tmp_path, tmp_path.parent / "converted"))
+    assert len(told) == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plain = load()
+        load(rotary_scaling_factor=2, n_positions=32)
+    for model, rows in ((plain, 64), (scaled, 32)):
         assert_close(model(**batch).last_hidden_state[kept], want[kept], atol=2e-5)
         assert model.config.max_seq == rows
     assert type(load().reference()) is type(reference)
     with pytest.raises(ValueError, match="config.json: prenorm True is not supported: only False"):
         load(prenorm=True)
+
+
+def test_rotary_positions_that_change_with_the_length(tmp_path: Path) -> None:
+    make_model("llama", "encoder", 0, rope_parameters={"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}).save_pretrained(tmp_path)
+    with pytest.warns(UserWarning, match=r"texts are cut at 64 tokens, and the config has positions for 256 \(rope_type dynamic, factor 4.0\)"):
+        ftbert.load(tmp_path)
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
