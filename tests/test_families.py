@@ -501,6 +501,8 @@ def test_a_converted_folder_becomes_transformers_own_again(tmp_path: Path, famil
 def test_the_table_of_models_is_fresh() -> None:
     script = runpy.run_path(str(Path(__file__).parent.parent / "docs" / "make_models.py"))
     assert script["TARGET"].read_text(encoding="utf-8") == script["render"](), "run python docs/make_models.py"
+    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    assert f"\n{len(FAMILIES)} families, with {len(script['_TASKS']) - 1} kinds of heads" in readme
 
 
 def test_a_tick_is_a_case_that_pytest_runs() -> None:
