@@ -16,6 +16,7 @@ from ftbert.converters.gguf_keys import expect_no_more
 from ftbert.converters.gguf_metadata import Metadata
 from ftbert.converters.gguf_tables import Architecture, find_architecture, names_of
 from ftbert.converters.gguf_text import POOLINGS, TextFolder, write_text_folder
+from ftbert.converters.hub_name import is_gguf
 
 _NO_POOLING, _RANK = 0, 4  # of llama.cpp's pooling types
 _OTHERS = ("*.safetensors", "*.safetensors.index*.json", "pytorch_model*.bin", "pytorch_model.bin.index*.json")
@@ -81,11 +82,11 @@ def gguf_of(source: str | Path) -> Path | None:
     if not exists(path):
         return None
     if path.is_file():
-        return path if path.suffix == ".gguf" else None
+        return path if is_gguf(path) else None
     names = list_folder(path)
     if any(fnmatch(name, pattern) for name in names for pattern in _OTHERS):
         return None
-    found = sorted(name for name in names if name.endswith(".gguf"))
+    found = sorted(name for name in names if is_gguf(name))
     if len(found) > 1:
         raise ValueError(f"{path}: several GGUF files ({', '.join(found[:20])}); name one of them")
     return path / found[0] if found else None

@@ -29,6 +29,7 @@ class GgufType:
         return self.name in FLOATS
 
 
+_INSTALL = "pip install gguf, or ftbert with its extra, ftbert[gguf]"
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 
 # By ggml's number. Numbers that are missing were types of releases before GGUF, or tell the layout of one machine.
@@ -62,7 +63,7 @@ def _by_package(rows: NDArray[np.uint8], kind: GgufType) -> Any:
         from gguf import GGMLQuantizationType
         from gguf.quants import dequantize
     except ImportError as error:
-        raise ImportError(f"type {kind.name} is dequantised by the package gguf: pip install gguf") from error
+        raise ImportError(f"type {kind.name} is dequantised by the package gguf: {_INSTALL}") from error
     try:
         with np.errstate(all="ignore"):  # broken scales, which whoever reads the result sees
             return dequantize(rows, GGMLQuantizationType[kind.name])

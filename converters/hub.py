@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
+from glob import escape
 from pathlib import Path
 
 from ftbert.checkpoint import (
@@ -16,6 +17,7 @@ from ftbert.checkpoint import (
     transformer_folder,
 )
 from ftbert.converters.families import find_family
+from ftbert.converters.hub_name import HubName
 from ftbert.converters.huggingface import MERGE
 from ftbert.converters.text_files import LINEARS, MODULE_WEIGHTS, named_files
 from ftbert.text import TOKENIZER_FILES
@@ -52,12 +54,12 @@ def _names_in(files: list[str], folder: Path, place: Path) -> list[str]:
     return [Path(name).name for name in files if (folder / name).parent == place]
 
 
-def fetch(repository: str, revision: str | None = None, token: str | None = None) -> Path:
-    """The folder of the hub's snapshot; without a connection the one that was fetched before.
+def fetch(name: HubName, revision: str | None = None, token: str | None = None) -> Path:
+    """The folder of the hub's snapshot, or a .gguf file in it; without a connection what was fetched before.
 
     revision: a branch, tag or commit, None: the main branch. token: None: that of HF_TOKEN or of `hf auth login`.
     ValueError, before any weights are fetched: adapters alone, a model that ftbert does not run, no weights that it
-    reads. FileNotFoundError: no such repository, or it cannot be reached.
+    reads; several GGUF files. FileNotFoundError: no such repository or file, or it cannot be reached.
     """
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import (
@@ -66,6 +68,8 @@ def fetch(repository: str, revision: str | None = None, token: str | None = None
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
+
+    repository = name.repository
 
     def download(names: list[str]) -> Path:
         try:
@@ -81,9 +85,13 @@ def fetch(repository: str, revision: str | None = None, token: str | None = None
         raise _unavailable(repository, error) from error
     except Exception as error:  # noqa: BLE001 (the transport's own errors differ by release)
         try:
-            return Path(snapshot_download(repository, revision=revision, local_files_only=True))
+            folder = Path(snapshot_download(repository, revision=revision, local_files_only=True))
         except LocalEntryNotFoundError:
             raise _unavailable(repository, error) from error
+        chosen = name.choose(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+        return folder if chosen is None else folder / chosen
+    if (chosen := name.choose(files)) is not None:
+        return download([escape(chosen)]) / chosen
     if "adapter_config.json" in files:
         raise ValueError(f"{repository}: a PEFT adapter (adapter_config.json), no whole model; {MERGE}")
     if not {"config.json", MODULES}.intersection(files):

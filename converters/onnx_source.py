@@ -62,7 +62,7 @@ def onnx_of(source: str | Path) -> Path | None:
     if not exists(path):
         return None
     if path.is_file():
-        return path if path.suffix == ".onnx" else None
+        return path if path.suffix.lower() == ".onnx" else None
     names = list_folder(path)
     other = ("*.safetensors", "*.safetensors.index*.json", "pytorch_model*.bin", "pytorch_model.bin.index*.json")
     if any(fnmatch(name, pattern) for name in names for pattern in other):

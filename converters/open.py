@@ -25,6 +25,7 @@ from ftbert.checkpoint import (
 from ftbert.converters.families import find_family
 from ftbert.converters.gguf_source import gguf_of, open_gguf
 from ftbert.converters.hub import fetch
+from ftbert.converters.hub_name import HubName, is_gguf
 from ftbert.converters.huggingface import MERGE, recognise
 from ftbert.converters.older_keys import todays_words
 from ftbert.converters.onnx_check import check_graph
@@ -36,6 +37,7 @@ from ftbert.converters.own_code import read_classes
 def open_checkpoint(
     source: str | Path | torch.nn.Module | Checkpoint,
     *,
+    filename: str | None = None,
     revision: str | None = None,
     token: str | None = None,
     verify: bool = True,
@@ -43,11 +45,14 @@ def open_checkpoint(
     """An ftbert or HuggingFace folder, an .onnx or .gguf file or a folder with one, a hub id, or a live transformers
     model. A checkpoint is one that is open.
 
-    revision, token: of a hub id, see `fetch`. verify: see `open_weights`. ValueError lists every missing and misshapen
+    filename: of a .gguf file in the folder or the repository, or a pattern of it. revision, token: of a hub id, see
+    `fetch`. verify: see `open_weights`. ValueError lists every missing and misshapen
     tensor at once; FileNotFoundError says what was looked for, PermissionError whose it is.
     """
     if isinstance(source, Checkpoint):
         return source
+    if filename is not None:
+        source, filename = _file_in(source, filename)
     if isinstance(source, torch.nn.Module):
         _expect_no_hub(f"a live {type(source).__name__}", revision, token)
         return _from_live(source)
@@ -61,9 +66,10 @@ def open_checkpoint(
     gguf = gguf_of(source)
     if gguf is not None:
         _expect_no_hub(str(gguf), revision, token)
-        document, tensors = open_gguf(gguf)
-        return _from_huggingface(document, tensors, tensors.text.path, str(gguf))
-    folder = find_folder(source, revision, token)
+        return _from_gguf(gguf)
+    folder = find_folder(source, revision, token, filename)
+    if is_gguf(folder) and folder.is_file():
+        return _from_gguf(folder)
     home = transformer_folder(folder)
     document, where = read_json_object(home / "config.json"), str(home / "config.json")
     if document.get("format") == FORMAT:
@@ -75,6 +81,23 @@ def open_checkpoint(
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
     return _from_huggingface(document, open_weights(home, verify), folder, where)
+
+
+def _from_gguf(path: Path) -> Checkpoint:
+    document, tensors = open_gguf(path)
+    return _from_huggingface(document, tensors, tensors.text.path, str(path))
+
+
+def _file_in(source: str | Path | torch.nn.Module, filename: str) -> tuple[Any, str | None]:
+    """(source, filename), the file itself and None where the source is a folder here."""
+    if isinstance(source, torch.nn.Module) or (exists(Path(source)) and not Path(source).is_dir()):
+        what = type(source).__name__ if isinstance(source, torch.nn.Module) else source
+        raise ValueError(f"filename {filename!r}: is of a file in a folder or a repository of the hub, got {what}")
+    folder = Path(source)
+    if not exists(folder):
+        return source, filename
+    files = (str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    return folder / (HubName(str(folder), filename).choose(files) or ""), None
 
 
 def _expect_no_hub(source: str, revision: str | None, token: str | None) -> None:
@@ -103,8 +126,11 @@ def _from_live(model: torch.nn.Module) -> Checkpoint:
     return made if generation is None else replace(made, generation=generation.to_diff_dict())  # type: ignore[operator]
 
 
-def find_folder(source: str | Path, revision: str | None = None, token: str | None = None) -> Path:
-    """The folder itself, or the hub's snapshot of it; FileNotFoundError says what was looked for."""
+def find_folder(
+    source: str | Path, revision: str | None = None, token: str | None = None, filename: str | None = None
+) -> Path:
+    """The folder itself, or the hub's snapshot of it or a .gguf file there; FileNotFoundError says what was looked
+    for. filename: see `HubName`."""
     folder = Path(source)
     if not str(source):
         raise FileNotFoundError("expected a model folder (with config.json and weights) or a hub id, got ''")
@@ -117,9 +143,12 @@ def find_folder(source: str | Path, revision: str | None = None, token: str | No
         if not exists(home / "config.json"):
             raise FileNotFoundError(f"{home}: no config.json in this folder")
         return folder
-    if there or isinstance(source, Path) or str(source).count("/") > 1 or str(source).startswith((".", "/")):
+    name = None if there or isinstance(source, Path) else HubName.of(str(source), filename)
+    if name is None:
+        if not there and Path(source).suffix.lower() in (".gguf", ".onnx"):
+            raise FileNotFoundError(f"{source}: no such file; one of the hub is named org/repo/file.gguf")
         raise FileNotFoundError(f"{source}: expected a model folder (with config.json and weights) or a hub id")
-    return fetch(str(source), revision, token)
+    return fetch(name, revision, token)
 
 
 def _from_huggingface(document: dict[str, Any], tensors: TensorSource, folder: Path | None, where: str) -> Checkpoint:

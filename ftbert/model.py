@@ -46,6 +46,7 @@ def load(
     parallel: str | None = None,
     attention: str = "auto",
     heads: bool = True,
+    filename: str | None = None,
     revision: str | None = None,
     token: str | None = None,
     verify: bool = True,
@@ -78,9 +79,11 @@ def load(
     path. heads: the checkpoint's task heads too; a masked language model then computes logits over the vocabulary in
     every call; an encoder's ...ForCausalLM or ...LMHeadModel without is_decoder is one. A decoder's ...ForCausalLM
     gives hidden states, and its head is read when `predict`, `rerank`, `generate` or `head` asks for it. What stands
-    outside the encoder and is no head that ftbert knows is left out, with a warning. revision, token: of a hub id; a
-    branch, tag or commit, and what a private model asks for (None: HF_TOKEN, or that of `hf auth login`). verify: False
-    does not compare weights that ftbert wrote with their checksums (docs/checkpoint.md).
+    outside the encoder and is no head that ftbert knows is left out, with a warning. filename: of a .gguf file in the
+    folder or the hub's repository, or a pattern of it ("*q8_0.gguf"); "org/repo/file.gguf" and "org/repo:Q8_0" name
+    one, too. revision, token: of a hub id; a branch, tag or commit, and what a private model asks for (None: HF_TOKEN,
+    or that of `hf auth login`). verify: False does not compare weights that ftbert wrote with their checksums
+    (docs/checkpoint.md).
 
     prompts, default_prompt_name, max_length, truncate_dim, similarity_fn_name: over the folder's, as
     SentenceTransformer and CrossEncoder take them; prompts are added to the folder's. model_kwargs: theirs for
@@ -101,7 +104,7 @@ def load(
         for place in places:
             check_dtype(place, asked)
     source = _source(source)
-    checkpoint = open_checkpoint(source, revision=revision, token=token, verify=verify)
+    checkpoint = open_checkpoint(source, filename=filename, revision=revision, token=token, verify=verify)
     if heads and checkpoint.config.left_out:
         warnings.warn(f"{checkpoint.source.where}: {checkpoint.config.left_out}", stacklevel=2)
     if cut := cut_texts(checkpoint.config.huggingface):

@@ -216,7 +216,7 @@ def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     paths = {kind: write(make("bert"), tmp_path / f"{kind}.gguf", "bert", all_as(kind)) for kind in ("Q8_0", "Q4_0")}
     monkeypatch.setitem(sys.modules, "gguf", None)
     ftbert.load(paths["Q8_0"])
-    with pytest.raises(ImportError, match=r"Q4_0.gguf: .*type Q4_0 is dequantised by the package gguf: pip install gguf"):
+    with pytest.raises(ImportError, match=r"Q4_0.gguf: .*type Q4_0 is dequantised by the package gguf: pip install gguf, or .*ftbert\[gguf\]"):
         ftbert.load(paths["Q4_0"])
 
 
@@ -271,6 +271,11 @@ def test_folders_and_what_is_written_beside(embedder: Path, tmp_path: Path) -> N
     (tmp_path / "b.gguf").write_bytes(b"")
     with pytest.raises(ValueError, match=r"several GGUF files \(a.gguf, b.gguf\); name one of them"):
         ftbert.load(tmp_path)
+    ftbert.load(tmp_path, filename="a.gguf")
+    (tmp_path / "a.gguf").rename(tmp_path / "A.GGUF")
+    ftbert.load(tmp_path / "A.GGUF")
+    with pytest.raises(FileNotFoundError, match=r"no file 'c.gguf' there; its .gguf files are A.GGUF, b.gguf"):
+        ftbert.load(tmp_path, filename="c.gguf")
     with pytest.raises(ValueError, match="revision: is for a model of the hub"):
         ftbert.load(embedder, revision="main")
 

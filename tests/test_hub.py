@@ -119,6 +119,64 @@ def test_the_modules_of_sentence_transformers_are_fetched(hub: Hub, transformer:
     assert [name for name in hub.downloads[0][1] if name.endswith((".safetensors", ".bin"))] == []
 
 
+GGUF = ["README.md", "config.json", "mmproj-model-Q8_0.gguf", "model-BF16.gguf", "model-Q4_K_M.gguf", "sub/model.q8_0.gguf",
+        "model-F16-00001-of-00002.gguf", "model-F16-00002-of-00002.gguf"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "filename", "wanted"),
+    [
+        ("someone/model:Q8_0", None, "sub/model.q8_0.gguf"),
+        ("hf.co/someone/model:q4_k_m", None, "model-Q4_K_M.gguf"),
+        ("someone/model:F16", None, "model-F16-00001-of-00002.gguf"),
+        ("someone/model/sub/model.q8_0.gguf", None, "sub/model.q8_0.gguf"),
+        ("someone/model/MODEL-bf16.GGUF", None, "model-BF16.gguf"),
+        ("someone/model", "*q8_0.gguf", "sub/model.q8_0.gguf"),
+        ("someone/model", "model-Q4_K_M.gguf", "model-Q4_K_M.gguf"),
+    ],
+)
+def test_a_gguf_file_of_a_repository(hub: Hub, name: str, filename: str | None, wanted: str) -> None:
+    hub.put(*GGUF)
+    for _ in range(2):  # without a connection, too
+        with pytest.raises(ValueError, match=rf"snapshot/{wanted}: no GGUF file: it is shorter than a header"):
+            ftbert.load(name, filename=filename)
+        assert hub.fetched() == [wanted]
+        hub.error = ConnectionError("no route")
+
+
+@pytest.mark.parametrize(
+    ("name", "filename", "words"),
+    [
+        ("someone/model:Q6_K", None, "no file of type 'Q6_K' there; its .gguf files are model-BF16.gguf, model-F16-0"),
+        ("someone/model:Q4_K", None, "no file of type 'Q4_K' there"),
+        ("someone/model/other.gguf", None, "no file 'other.gguf' there; its .gguf files are model-BF16.gguf"),
+        ("someone/model", "*.safetensors", "no file '.*.safetensors' there; its .gguf files are"),
+        ("someone/model", None, r"several GGUF files \(model-BF16.gguf, .*\); name one of them: someone/model/model-BF16.gguf"),
+        ("someone/model", "*.gguf", "several GGUF files"),
+        ("someone/model:Q8_0", "model.gguf", "filename 'model.gguf': someone/model:Q8_0 names a file by itself"),
+    ],
+)
+def test_no_one_gguf_file_of_a_repository(hub: Hub, name: str, filename: str | None, words: str) -> None:
+    hub.put(*GGUF)
+    with pytest.raises((FileNotFoundError, ValueError), match=words):
+        ftbert.load(name, filename=filename)
+    assert hub.fetched() == []
+
+
+def test_gguf_files_beside_others_are_not_taken(hub: Hub) -> None:
+    make_bert().save_pretrained(hub.home)
+    hub.put("model-Q8_0.gguf")
+    assert ftbert.load("someone/model").config.depth == 2
+    assert "model-Q8_0.gguf" not in hub.fetched()
+
+
+@pytest.mark.parametrize("name", ["nothere.gguf", "folder/nothere.GGUF", "/a/b/c/nothere.gguf", "./a/b/nothere.onnx"])
+def test_a_file_that_is_not_there_is_no_question_to_the_hub(hub: Hub, name: str) -> None:
+    with pytest.raises(FileNotFoundError, match=f"{name}: no such file"):
+        ftbert.load(name)
+    assert hub.asked == {}
+
+
 def test_revision_and_token(hub: Hub, tmp_path: Path) -> None:
     make_bert().save_pretrained(hub.home)
     said = {"revision": "v1.0", "token": "secret"}
