@@ -15,7 +15,7 @@ import torch
 from conftest import Place
 from language_models import loaded, made
 from torch import Tensor
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import AutoModelForCausalLM, LogitsProcessor, LogitsProcessorList
 
 import ftbert
 from ftbert.converters import convert
@@ -155,6 +155,36 @@ def test_lengths_of_the_file_are_defaults(limits: dict[str, int], tmp_path: Path
     if "max_new_tokens" not in limits:
         with pytest.raises(ValueError, match=r"prompt 0 has 22 tokens, .* allows texts of 22 \(max_length\) .* pass max_new_tokens"):
             model.generate_ids([[5] * 22])
+
+
+def test_a_config_says_what_no_file_of_generation_does(tmp_path: Path) -> None:
+    """As configs did before there was that file."""
+    made("llama").save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").unlink()
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "repetition_penalty": 1.3}))
+    reference = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert reference.generation_config.repetition_penalty == 1.3
+    assert ftbert.load(tmp_path).generate_ids(PROMPTS, max_new_tokens=MOST) == theirs(reference)
+
+
+def test_texts_with_rules_go_on_where_inference_mode_has_ended() -> None:
+    model = loaded("llama", Place("cpu", torch.float32))
+    with torch.inference_mode():
+        rules = Ruled(Rules(repetition_penalty=1.3), 1, 40, model.config.vocab, model.device)
+        generation = Generation(decoder_of(model, 1, 40), 1, PROMPTS[:1], [MOST], Sampling(), model.device, ruled=rules)
+        got = [token for _, token in generation.step()]
+    while len(got) < MOST and (step := generation.step()):
+        got += [token for _, token in step]
+    assert got == theirs(saying(repetition_penalty=1.3, eos_token_id=[]))[0]
+
+
+def test_logits_that_are_not_finite_are_of_the_models_dtype(place: Place) -> None:
+    of = copy.deepcopy(made("llama"))
+    with torch.no_grad():
+        of.lm_head.weight[5] = torch.inf
+    with pytest.raises(RuntimeError, match=f"not finite in {place.dtype}"):
+        ftbert.load(of, device=place.device, dtype=place.dtype).generate_ids(PROMPTS, repetition_penalty=1.2)
 
 
 def test_what_is_not_computed_is_named_once() -> None:

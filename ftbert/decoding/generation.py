@@ -122,8 +122,8 @@ class Generation:
             return self._sampling.choose(logits, generators)
         begins = [len(one.prompt) for one in texts]
         lengths = [begin + one.chosen for begin, one in zip(begins, texts, strict=True)]
-        logits = self._ruled.apply(logits, [one.slot for one in texts], begins, lengths)
-        chosen = self._sampling.choose(logits, generators)
+        ruled = self._ruled.apply(logits, [one.slot for one in texts], begins, lengths)
+        chosen = self._sampling.choose(ruled, generators, logits.dtype)
         self._ruled.add(chosen.ids)
         return chosen
 

@@ -114,7 +114,8 @@ class Ruled:
     def __init__(self, rules: Rules, slots: int, positions: int, vocab: int, device: torch.device) -> None:
         """positions: tokens of the longest text. ValueError for ids of a sequence that the model does not have."""
         self._rules, self._device = rules, device
-        self._ids = torch.zeros(slots, positions, dtype=torch.int64, device=device)
+        with torch.inference_mode(False):  # it is written to also where that has ended
+            self._ids = torch.zeros(slots, positions, dtype=torch.int64, device=device)
         bad = [one for one in rules.bad_words_ids if len(one) != 1 or one[0] not in rules.ends]  # as transformers
         for one in [*bad, *(ids for ids, _ in rules.sequence_bias)]:
             if not one or not all(0 <= token < vocab for token in one):

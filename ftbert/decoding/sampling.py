@@ -49,15 +49,18 @@ class Sampling:
             made.manual_seed(self.seed + place)
         return made
 
-    def choose(self, logits: Tensor, generators: Sequence[torch.Generator]) -> Chosen:
+    def choose(
+        self, logits: Tensor, generators: Sequence[torch.Generator], dtype: torch.dtype | None = None
+    ) -> Chosen:
         """logits [texts, vocab], contiguous -> an id of each, found where they lie. generators: one a text, none where
-        greedy. Who reads the ids gets the error where logits are not finite."""
+        greedy. dtype: in which the model computed them; None: theirs. Who reads the ids gets the error where logits are
+        not finite."""
         ids: Tensor = torch.ops.ftbert.argmax(logits)
         if not self.greedy:
             # The host's generators, so that a seed draws alike on every device; a number a text is all that is sent.
             drawn = torch.stack([torch.rand((), dtype=torch.float64, generator=one) for one in generators])
             ids = draw(self.probabilities(logits), sent(drawn, logits.device)).where(ids >= 0, -1)
-        return Chosen(ids, logits.dtype)
+        return Chosen(ids, dtype or logits.dtype)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """float64 [texts, vocab] of the tokens that may be drawn; 0 of the others."""
