@@ -51,11 +51,13 @@ def open_checkpoint(
     """
     if isinstance(source, Checkpoint):
         return source
-    if filename is not None:
-        source, filename = _file_in(source, filename)
     if isinstance(source, torch.nn.Module):
+        if filename is not None:
+            raise ValueError(f"filename {filename!r}: is for a folder or a model of the hub")
         _expect_no_hub(f"a live {type(source).__name__}", revision, token)
         return _from_live(source)
+    if filename is not None and exists(Path(source)):
+        source, filename = _file_in(Path(source), filename), None
     onnx = onnx_of(source)
     if onnx is not None:
         _expect_no_hub(str(onnx), revision, token)
@@ -88,16 +90,12 @@ def _from_gguf(path: Path) -> Checkpoint:
     return _from_huggingface(document, tensors, tensors.text.path, str(path))
 
 
-def _file_in(source: str | Path | torch.nn.Module, filename: str) -> tuple[Any, str | None]:
-    """(source, filename), the file itself and None where the source is a folder here."""
-    if isinstance(source, torch.nn.Module) or (exists(Path(source)) and not Path(source).is_dir()):
-        what = type(source).__name__ if isinstance(source, torch.nn.Module) else source
-        raise ValueError(f"filename {filename!r}: is of a file in a folder or a repository of the hub, got {what}")
-    folder = Path(source)
-    if not exists(folder):
-        return source, filename
+def _file_in(folder: Path, filename: str) -> Path:
+    """The .gguf file that is meant, in a folder of this machine."""
+    if not folder.is_dir():
+        raise ValueError(f"filename {filename!r}: is for a folder or a model of the hub, and {folder} is a file")
     files = (str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    return folder / (HubName(str(folder), filename).choose(files) or ""), None
+    return folder / (HubName(str(folder), filename).choose(files) or "")
 
 
 def _expect_no_hub(source: str, revision: str | None, token: str | None) -> None:
