@@ -327,6 +327,7 @@ class Model(Replicated, TextModel, LanguageModel):
             raise ValueError("this model has no head: load a checkpoint with one, with heads=True")
         return self.module.logits_packed(input_ids, cu_seqlens, max_seqlen, token_type_ids)
 
+    @keywords(answers={"non_blocking": lambda model, value: None})
     def to(
         self,
         device: str | torch.device | Sequence[str | torch.device] | None = None,

@@ -26,6 +26,13 @@ def stub(stub: StubModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> St
     return stub
 
 
+def parser_of(name: str) -> command.Parser:
+    from ftbert.cli.program import _parser
+
+    commands = next(one for one in _parser()._actions if one.dest == "command")
+    return commands.choices[name]  # type: ignore[no-any-return, index, call-overload]
+
+
 def failed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """The one line on stderr of a command that must fail with code 1."""
     assert cli.main(arguments) == 1
@@ -79,6 +86,31 @@ def test_unknown_flags_are_answered_by_their_command(arguments: list[str], words
     err = capsys.readouterr().err
     assert stopped.value.code == 2 and words in err
     assert err.startswith(f"usage: ftbert {arguments[0]} ") and f"ftbert {arguments[0]}: error: " in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "usage", "wrong", "nearest"),
+    [
+        (["embd", "m"], "usage: ftbert [", "invalid choice: 'embd'", "embed"),
+        (["check", "m", "--dtype=fp61"], "usage: ftbert check [", "invalid choice: 'fp61'", "fp16"),
+    ],
+)
+def test_the_nearest_word_is_named(
+    arguments: list[str], usage: str, wrong: str, nearest: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(arguments)
+    err = capsys.readouterr().err
+    assert stopped.value.code == 2
+    assert err.startswith(usage)
+    assert wrong in err
+    assert f"; did you mean {nearest}?" in err
+
+
+@pytest.mark.parametrize("command", ["convert", "quantize", "embed", "check", "bench", "tune", "info"])
+def test_help_explains_every_argument(command: str) -> None:
+    for action in parser_of(command)._actions:
+        assert action.help, f"{command} {action.option_strings or action.dest}"
 
 
 def test_help_loads_nothing_heavy() -> None:

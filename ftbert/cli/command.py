@@ -11,8 +11,21 @@ from typing import Any, NoReturn, TextIO
 
 import ftbert
 
+MODEL = "a folder, a hub id, an .onnx or .gguf file"
 INTERRUPTED = 130  # the exit code that a shell reports for Ctrl-C
 Commands = Any  # what add_subparsers returns; its class is private to argparse
+
+
+class Parser(argparse.ArgumentParser):
+    """Says which command or choice is nearest to one that is not there."""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            near = get_close_matches(str(value), list(map(str, action.choices or ())), 1)
+            told = f"; did you mean {near[0]}?" if near else ""
+            raise argparse.ArgumentError(action, error.message + told) from None
 
 
 def add(
@@ -31,7 +44,7 @@ def add(
     """A command with --json, unless it reports nothing, and --device and --dtype where it computes with a model. text:
     what it does."""
     added: argparse.ArgumentParser = commands.add_parser(
-        name, help=text, description=text, epilog=example, formatter_class=argparse.RawTextHelpFormatter
+        name, help=text, description=text, epilog=example, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     added.set_defaults(run=run, parser=added)
     if reports:
@@ -41,7 +54,7 @@ def add(
         more = "; several GPUs, with commas or cuda:* for all, share the work" if several_devices else ""
         kind = devices if several_devices else device
         added.add_argument("--device", type=kind, help=f"cpu, cuda or cuda:N{more} (default {usual})")
-        added.add_argument("--dtype", choices=dtypes, help=f"(default {dtype})")
+        added.add_argument("--dtype", choices=dtypes, help=f"to compute in (default {dtype})")
         if several_devices:
             add_parallel(added)
         add_revision(added)
@@ -79,8 +92,9 @@ def add_parallel(parser: argparse.ArgumentParser) -> None:
 
 def add_revision(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--revision", help="of a hub id: branch, tag or commit (default: its main branch); a token is that of $HF_TOKEN"
-    )
+        "--revision", metavar="NAME",
+        help="of a hub id: branch, tag or commit (default: its main branch); a token is that of $HF_TOKEN",
+    )  # fmt: skip
 
 
 def load_model(options: argparse.Namespace, **more: Any) -> Any:

@@ -17,14 +17,14 @@ def add_to(commands: command.Commands) -> None:
     parser = command.add(
         commands,
         "embed",
-        "Embed a file: .txt .jsonl .csv .tsv (also .gz) .parquet to .npy .jsonl .jsonl.gz .parquet.",
+        "Embed the texts of files: .txt .jsonl .csv .tsv (also .gz) .parquet to .npy .jsonl .jsonl.gz .parquet.",
         _embed,
         "examples: ftbert embed minilm 'texts/*.txt' vectors.npy --device 'cuda:*' --dtype fp16\n"
         "          ftbert embed minilm reviews.jsonl.gz vectors.npy --column body --skip-bad\n"
         "          sort -u queries.txt | ftbert embed minilm - - > vectors.jsonl",
         several_devices=True,
     )
-    parser.add_argument("model", metavar="MODEL")
+    parser.add_argument("model", metavar="MODEL", help=command.MODEL)
     parser.add_argument(
         "source", metavar="IN", nargs="+",
         help="files, read in turn; patterns in quotes; - is standard input, of lines as --input-format says",
@@ -33,7 +33,7 @@ def add_to(commands: command.Commands) -> None:
     parser.add_argument(
         "--input-format", choices=("txt", "jsonl", "csv", "tsv"), default="txt", help="of IN - (default txt)"
     )
-    parser.add_argument("--column", help='field with the text (default "text")')
+    parser.add_argument("--column", metavar="NAME", help='field with the text (default "text")')
     parser.add_argument(
         "--skip-bad", action="store_true", help="leave out records that cannot be read; OUT.skipped.jsonl lists them"
     )
@@ -49,14 +49,14 @@ def add_to(commands: command.Commands) -> None:
         help="longer ones are truncated (default), or read window by window and averaged",
     )  # fmt: skip
     parser.add_argument(
-        "--truncate-dim", type=command.count, metavar="N", help="entries kept of a vector (default: all)"
+        "--truncate-dim", type=command.count, metavar="N", help="entries kept of a vector (default: the model's own)"
     )
     parser.add_argument(
         "--vectors", choices=("dense", "sparse", "multi"),
         help="one a text, sparse ones (SPLADE, BGE-M3), or one a token (ColBERT, BGE-M3)\n"
         "(default: what the model is for); the last two to .jsonl or .parquet",
     )  # fmt: skip
-    parser.add_argument("--no-normalize", action="store_true", help="keep the length of the vectors")
+    parser.add_argument("--no-normalize", action="store_true", help="keep the length of vectors (default: 1)")
     parser.add_argument(
         "--precision", choices=("float32", "int8", "uint8", "binary", "ubinary"), default="float32",
         help="of the entries (default float32); binary ones are signs, eight a byte",
@@ -64,8 +64,12 @@ def add_to(commands: command.Commands) -> None:
     parser.add_argument(
         "--ranges", metavar="FILE", help=".npy for int8 and uint8; if missing, the range of the first 8192 texts"
     )
-    parser.add_argument("--max-tokens", type=command.count, default=16384, help="computed at once (default 16384)")
-    parser.add_argument("--batch-records", type=command.count, help="put on the disk at once (default 8192)")
+    parser.add_argument(
+        "--max-tokens", type=command.count, metavar="N", default=16384, help="computed at once (default 16384)"
+    )
+    parser.add_argument(
+        "--batch-records", type=command.count, metavar="N", help="put on the disk at once (default 8192)"
+    )
     parser.add_argument("--no-resume", action="store_true", help="start again, and throw an earlier run's work away")
     parser.add_argument(
         "--progress", action=argparse.BooleanOptionalAction,

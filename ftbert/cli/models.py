@@ -14,13 +14,13 @@ def add_to(commands: command.Commands) -> None:
     parser = command.add(
         commands,
         "convert",
-        "HuggingFace folder, hub id, .onnx or .gguf file to an ftbert folder.",
+        "Write a model as an ftbert folder: checked weights, config.json and the tokenizer.",
         _convert,
         "example: ftbert convert sentence-transformers/all-MiniLM-L6-v2 minilm --dtype bf16",
         model=False,
     )
-    parser.add_argument("source", metavar="SRC")
-    parser.add_argument("target", metavar="DST")
+    parser.add_argument("source", metavar="SRC", help=command.MODEL)
+    parser.add_argument("target", metavar="DST", help="a new folder")
     parser.add_argument("--dtype", choices=("fp32", "fp16", "bf16"), help="of the stored weights (default: kept)")
     parser.add_argument("--force", action="store_true", help="replace DST if it is a checkpoint folder of ftbert")
     command.add_revision(parser)
@@ -28,17 +28,18 @@ def add_to(commands: command.Commands) -> None:
     parser = command.add(
         commands,
         "quantize",
-        "A folder whose matrices are stored in 8 bits, with scales.\n"
+        "Write a model as a folder whose matrices are stored in 8 bits, with scales.\n"
         "Scales of activations come from texts that are like those the model will read.",
         _quantize,
         "examples: ftbert quantize minilm minilm-fp8 --texts reviews.txt\n"
         "          ftbert quantize minilm minilm-int8 --dtype int8",
         model=False,
     )
-    parser.add_argument("model", metavar="MODEL")
-    parser.add_argument("target", metavar="DST")
-    parser.add_argument("--texts", metavar="FILE", help=".txt .jsonl .csv .parquet, 512 are read (default: built in)")
-    parser.add_argument("--column", help='field with the text (default "text")')
+    parser.add_argument("model", metavar="MODEL", help=command.MODEL)
+    parser.add_argument("target", metavar="DST", help="a new folder")
+    read = "to calibrate on: .txt .jsonl .csv .parquet, 512 are read (default: built in)"
+    parser.add_argument("--texts", metavar="FILE", help=read)
+    parser.add_argument("--column", metavar="NAME", help='field with the text (default "text")')
     kinds = "fp8 for Hopper, int8 for CPUs (default fp8)"
     parser.add_argument("--dtype", choices=("fp8", "int8"), default="fp8", help=kinds)
     left = "matrices that stay as they are: layers.0, layers.3.ffn.down; may be repeated"
@@ -53,32 +54,34 @@ def add_to(commands: command.Commands) -> None:
     parser = command.add(
         commands,
         "check",
-        "Parity with transformers on this machine.\nThe exit status is 1 beyond what the dtype allows.",
+        "Compare a model's numbers with transformers' on this machine.\n"
+        "The exit status is 1 beyond what the dtype allows.",
         _check,
         "example: ftbert check minilm --device cuda --dtype fp8 --texts reviews.txt",
     )
-    parser.add_argument("model", metavar="MODEL")
-    parser.add_argument(
-        "--texts", metavar="FILE", help=f".txt .jsonl .csv .parquet, {_CHECKED} are read (default: built in)"
-    )
-    parser.add_argument("--column", help='field with the text (default "text")')
+    parser.add_argument("model", metavar="MODEL", help=command.MODEL)
+    read = f"to compare: .txt .jsonl .csv .parquet, {_CHECKED} are read (default: built in)"
+    parser.add_argument("--texts", metavar="FILE", help=read)
+    parser.add_argument("--column", metavar="NAME", help='field with the text (default "text")')
     _add_against(parser)
 
     example = "example: ftbert bench minilm --texts reviews.txt --batch 64"
-    text = "Speed against transformers on this machine; with several GPUs also what all of them compute together."
+    text = "Compare the speed with transformers' on this machine; of several GPUs also what all compute together."
     parser = command.add(commands, "bench", text, _bench, example, several_devices=True)
-    parser.add_argument("model", metavar="MODEL")
+    parser.add_argument("model", metavar="MODEL", help=command.MODEL)
     _add_against(parser)
-    parser.add_argument("--texts", metavar="FILE", help=".txt .jsonl .csv .parquet for the ragged batch")
-    parser.add_argument("--column", help='field with the text (default "text")')
-    parser.add_argument("--batch", type=command.count, default=32, help="texts (default 32)")
-    parser.add_argument("--longest", type=command.count, default=128, help="tokens (default 128)")
-    parser.add_argument("--rounds", type=command.count, default=7, help="repetitions (default 7)")
+    parser.add_argument("--texts", metavar="FILE", help="for the ragged batch: .txt .jsonl .csv .parquet")
+    parser.add_argument("--column", metavar="NAME", help='field with the text (default "text")')
+    parser.add_argument("--batch", type=command.count, metavar="N", default=32, help="texts of a batch (default 32)")
+    parser.add_argument(
+        "--longest", type=command.count, metavar="N", default=128, help="tokens of the longest text (default 128)"
+    )
+    parser.add_argument("--rounds", type=command.count, metavar="N", default=7, help="repetitions (default 7)")
 
     example = "example: ftbert info minilm --device cuda"
-    text = "The build, and what a model runs on and why."
+    text = "Show the build, and what a model runs on and why."
     parser = command.add(commands, "info", text, _info, example, several_devices=True)
-    parser.add_argument("model", metavar="MODEL", nargs="?")
+    parser.add_argument("model", metavar="MODEL", nargs="?", help=command.MODEL)
 
 
 def _add_against(parser: argparse.ArgumentParser) -> None:

@@ -41,7 +41,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="ftbert", description="BERT-like encoders at the hardware's limit.")
+    parser = command.Parser(
+        prog="ftbert", formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Text encoders (BERT and its kin) and language models at the hardware's limit.",
+        epilog="example: ftbert embed sentence-transformers/all-MiniLM-L6-v2 texts.txt vectors.npy\n"
+        "ftbert COMMAND --help has the options of a command, and examples.",
+    )  # fmt: skip
     parser.add_argument("--version", action="version", version=f"ftbert {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for group in (models, embed, generate, chat, serve, tune):

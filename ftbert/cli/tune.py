@@ -29,10 +29,10 @@ def add_to(commands: command.Commands) -> None:
         defaults=("cuda", "fp16"),
         dtypes=("fp32", "fp16", "bf16", "fp8"),
     )
-    parser.add_argument("model", metavar="MODEL", nargs="?")
-    parser.add_argument("--hidden", type=command.count, help="a shape instead of MODEL")
-    parser.add_argument("--inter", type=command.count, help="its feed-forward width (default 4 x hidden)")
-    parser.add_argument("--activation", help="its activation, as HuggingFace spells it (default gelu)")
+    parser.add_argument("model", metavar="MODEL", nargs="?", help=command.MODEL)
+    parser.add_argument("--hidden", type=command.count, metavar="N", help="a width instead of MODEL")
+    parser.add_argument("--inter", type=command.count, metavar="N", help="its feed-forward width (default 4 x hidden)")
+    parser.add_argument("--activation", metavar="NAME", help="its activation, as HuggingFace spells it (default gelu)")
     parser.add_argument(
         "--tokens",
         type=_token_range,
@@ -40,9 +40,14 @@ def add_to(commands: command.Commands) -> None:
         help="rows (default 1..16384, with --texts as many as those have)",
     )
     parser.add_argument("--texts", metavar="FILE", help="only the token counts that batches of these texts have")
-    parser.add_argument("--column", help='field with the text (default "text")')
-    parser.add_argument("--batch", type=command.count, default=32, help="texts in a batch of --texts (default 32)")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no further row after this")
+    parser.add_argument("--column", metavar="NAME", help='field with the text (default "text")')
+    parser.add_argument(
+        "--batch", type=command.count, metavar="N", default=32, help="texts in a batch of --texts (default 32)"
+    )
+    parser.add_argument(
+        "--minutes", type=float, metavar="N", default=float("inf"),
+        help="begin no further row after so many (default: no limit)",
+    )  # fmt: skip
     parser.add_argument("--out", type=Path, metavar="FILE", help="the table (default: where models look for it)")
     parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="the gains as a picture")
     parser.add_argument("--force", action="store_true", help="measure again what the table has")

@@ -10,6 +10,7 @@ from torch import nn
 from ftbert.converters import open_checkpoint, rows_of
 from ftbert.devices import check_device
 from ftbert.dtypes import parse_dtype
+from ftbert.keywords import keywords
 from ftbert.optimization.patched_forward import PatchedForward, Settings, compute_dtype
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+@keywords()
 def optimize(
     model: T, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None, attention: str = "auto"
 ) -> T:
