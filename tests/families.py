@@ -147,9 +147,10 @@ def make_config(family: str, size: int, **overrides: Any) -> Any:
 
 
 def make_model(family: str, task: str, size: int, seed: int = 0, **overrides: Any) -> Any:
-    """A random model of transformers with nothing at 0 or 1."""
+    """A random model of transformers with nothing at 0 or 1, with a head that the family has."""
     import transformers
 
+    assert (family, task) in CASES, f"transformers' {family} has no head for {task}"
     if task == "question_answering":
         overrides["num_labels"] = 2
     config = make_config(family, size, **overrides)

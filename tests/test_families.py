@@ -136,13 +136,13 @@ def test_pretraining_models_have_two_heads(place: Place, family: str) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [family for family, task in CASES if task == "masked_lm"])
 def test_language_models_that_are_no_decoders(place: Place, tmp_path: Path, family: str, size: int) -> None:
     """transformers' decoder class as an encoder: without is_decoder nothing about it is causal."""
     from transformers import AutoModelForCausalLM
 
     config = make_config(family, size)
-    if type(config) not in AutoModelForCausalLM._model_mapping or FAMILIES[family].decoder:
+    if type(config) not in AutoModelForCausalLM._model_mapping:
         pytest.skip("transformers has none")
     reference = randomise(AutoModelForCausalLM.from_config(config))
     reference.save_pretrained(tmp_path)
@@ -448,8 +448,8 @@ def test_nothing_is_left_over_inside_the_encoder(tmp_path: Path, task: str, name
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_knows_its_inside(tmp_path: Path, family: str) -> None:
-    """Each tensor of the encoder is inside, with and without a head around it."""
-    for task in ("encoder", next(row.task for row in rows_of(family))):
+    """Each tensor of the encoder is inside, with and without a head around it, where the family has any."""
+    for task in [task for name, task in CASES if name == family][:2]:
         found = {name: tuple(value.shape) for name, value in make_model(family, task, 0).state_dict().items()}
         table = find_family(make_config(family, 0).to_dict())
         prefix = "" if task == "encoder" else table.base + "."
@@ -478,8 +478,9 @@ def test_transformers_takes_no_converted_folder_for_its_own(tmp_path: Path) -> N
     assert "reference().save_pretrained" in json.loads((tmp_path / "bert" / "config.json").read_text())["note"]
 
 
-@pytest.mark.parametrize("task", ["encoder", "masked_lm", "sequence_classification"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "task"), [case for case in CASES if case[1] in ("encoder", "masked_lm", "sequence_classification")]
+)
 def test_a_converted_folder_becomes_transformers_own_again(tmp_path: Path, family: str, task: str) -> None:
     """reference().save_pretrained: the same tensors bit for bit, which transformers loads without a missing one."""
     make_model(family, task, 0).save_pretrained(tmp_path / "theirs")
