@@ -19,6 +19,7 @@ from ftbert.checkpoint import (
 from ftbert.converters.families import find_family
 from ftbert.converters.hub_name import HubName
 from ftbert.converters.huggingface import MERGE
+from ftbert.converters.own_code import read_config
 from ftbert.converters.text_files import LINEARS, MODULE_WEIGHTS, named_files
 from ftbert.text import TOKENIZER_FILES
 
@@ -108,6 +109,7 @@ def _check_config(repository: str, path: Path) -> None:
     if document.get("format") == FORMAT:
         return
     try:
+        document = read_config(document)
         find_family(document).config(document)
     except ValueError as error:
         raise ValueError(f"{repository}: {error}") from error

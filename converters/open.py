@@ -22,16 +22,14 @@ from ftbert.checkpoint import (
     read_json_object,
     transformer_folder,
 )
-from ftbert.converters.families import find_family
 from ftbert.converters.gguf_source import gguf_of, open_gguf
 from ftbert.converters.hub import fetch
 from ftbert.converters.hub_name import HubName, is_gguf
 from ftbert.converters.huggingface import MERGE, recognise
-from ftbert.converters.older_keys import todays_words
 from ftbert.converters.onnx_check import check_graph
 from ftbert.converters.onnx_int8 import with_int8
 from ftbert.converters.onnx_source import onnx_of, open_onnx
-from ftbert.converters.own_code import read_classes
+from ftbert.converters.own_code import read_config
 
 
 def open_checkpoint(
@@ -77,9 +75,7 @@ def open_checkpoint(
     if document.get("format") == FORMAT:
         return read_checkpoint(folder, document, open_weights(home, verify))
     try:
-        document = todays_words(document)
-        find_family(document)  # before its weights are looked for: no other file changes that answer
-        document = read_classes(document)
+        document = read_config(document)  # before its weights are looked for
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
     return _from_huggingface(document, open_weights(home, verify), folder, where)

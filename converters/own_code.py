@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from ftbert.checkpoint import find_class, in_transformers_words, named_classes
+from ftbert.converters.families import find_family
 from ftbert.converters.family import Config
 from ftbert.converters.head_tables import rows_of
+from ftbert.converters.older_keys import todays_words
 
 _WITH_OPTIMIZE = "load it with transformers and call ftbert.optimize(model), which compares the two"
+
+
+def read_config(document: Config) -> Config:
+    """A config.json in the words in which transformers' own class of its type reads it today. ValueError for a model
+    that ftbert does not run; no other file of the folder changes that answer."""
+    document = todays_words(document)
+    find_family(document)
+    return read_classes(document)
 
 
 def read_classes(document: Config) -> Config:

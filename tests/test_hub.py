@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import make_bert
+from families import make_model
 from tokenizers_offline import sentence_folder
 from torch import nn
 
@@ -247,6 +248,7 @@ def test_what_cannot_be_used_is_not_fetched(hub: Hub, files: list[str], message:
         ({"model_type": "deberta-v2"}, "someone/model: model type 'deberta-v2' is not supported: its attention scores"),
         ({"is_decoder": True}, "someone/model: this checkpoint is a decoder"),
         ({"hidden_act": "mish"}, "(?s)someone/model: .*unknown activation 'mish'"),
+        ({"auto_map": {"AutoModel": "other/code--bert_layers.BertModel"}}, "someone/model: auto_map names bert_layers.BertModel"),
     ],
 )
 def test_config_json_decides_before_the_weights_are_fetched(hub: Hub, entries: dict[str, Any], message: str) -> None:
@@ -256,6 +258,19 @@ def test_config_json_decides_before_the_weights_are_fetched(hub: Hub, entries: d
     with pytest.raises(ValueError, match=message):
         ftbert.load("someone/model")
     assert hub.fetched() == ["config.json"]
+
+
+def test_a_config_in_older_words(hub: Hub) -> None:
+    """As nomic-ai/nomic-embed-text-v1.5 is published."""
+    make_model("nomic_bert", "encoder", 0, hidden_act="silu").save_pretrained(hub.home)
+    path = hub.home / "config.json"
+    said = json.loads(path.read_text())
+    older = {
+        "hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "layer_norm_eps": "layer_norm_epsilon",
+        "intermediate_size": "n_inner", "max_position_embeddings": "n_positions",
+    }  # fmt: skip
+    path.write_text(json.dumps({older.get(key, key): value for key, value in said.items()}))
+    assert ftbert.load("someone/model").config.max_seq == said["max_position_embeddings"]
 
 
 def test_a_disk_that_is_full_is_no_missing_repository(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
