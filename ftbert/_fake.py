@@ -229,9 +229,10 @@ for _name in (
     setattr(_FakeEncoder, _name, _method(_name))
 
 
-def _refuse_none(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
-    """None in the place of a Tensor reaches a fake where another argument is on meta, and names reach that of an op
-    which takes an Encoder."""
+def checked_op(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """An op's implementation in Python, behind a look at what the dispatcher lets through: None in the place of a
+    Tensor where another argument decides who is called, and lists of another length than the schema's. The arguments
+    come in the schema's order; names reach the fake of an op which takes an Encoder."""
     expected = getattr(torch.ops.ftbert, name).default._schema.arguments
 
     def checked(*given: Any, **named: Any) -> Any:
@@ -239,8 +240,10 @@ def _refuse_none(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
             given += tuple(named.get(one.name, one.default_value) for one in expected[len(given) :])
         for argument, value in zip(expected, given, strict=False):
             if value is None and str(argument.type) == "Tensor":
-                raise ValueError(f"{name}: {argument.name}: expected a tensor, got None")
-        return fake(*given)
+                raise RuntimeError(f"{name}: {argument.name}: expected a tensor, got None")
+            if argument.N is not None and isinstance(value, list | tuple) and len(value) != argument.N:
+                raise RuntimeError(f"{name}: {argument.name}: expected {argument.N} values, got {len(value)}")
+        return function(*given)
 
     return checked
 
@@ -248,5 +251,5 @@ def _refuse_none(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
 def register() -> None:
     """Called once, after the library is loaded."""
     for name, fake in _FAKES.items():
-        torch.library.register_fake(f"ftbert::{name}", _refuse_none(name, fake))
+        torch.library.register_fake(f"ftbert::{name}", checked_op(name, fake))
     register_fake_class("ftbert::Encoder", _FakeEncoder)  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from random_calls import valid
 from training_norms import leaves, random
 
 from ftbert import norm
@@ -80,3 +81,23 @@ def test_what_batch_norm_refuses(device: str) -> None:
     if device == "cuda":
         with pytest.raises(RuntimeError, match="expected .* on cuda"):
             fused_batch_norm(x, None, None, torch.ones(8), training=True)
+
+
+TRAINING_OPS = ["batch_norm_apply", "batch_norm_backward", "batch_norm_statistics", "norm_backward", "norm_forward", "relu_backward_from_mask", "relu_with_mask"]
+
+
+@pytest.mark.parametrize("name", TRAINING_OPS)
+@pytest.mark.parametrize("kind", ["plain", "with gradients", "meta"])
+def test_none_for_a_tensor_is_said(name: str, kind: str) -> None:
+    """Of each tensor that the schema does not call optional, and of lists whose length it fixes."""
+    op = getattr(OPS, name)
+    change = {"plain": lambda t: t, "with gradients": lambda t: t.requires_grad_(t.is_floating_point()), "meta": lambda t: t.to("meta")}[kind]
+    given = [change(one) if isinstance(one, torch.Tensor) else one for one in valid(name, "cpu")]
+    for at, argument in enumerate(op.default._schema.arguments):
+        values = [None] if str(argument.type) == "Tensor" else [] if argument.N is None else [[], [True] * 9]
+        for value in values:
+            arguments = [*given[:at], value, *given[at + 1 :]]
+            if not any(isinstance(one, torch.Tensor) for one in arguments):
+                continue  # nobody is asked
+            with pytest.raises(RuntimeError, match=f"{argument.name}: expected"):
+                op(*arguments)

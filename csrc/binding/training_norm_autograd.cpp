@@ -32,6 +32,9 @@ OptionalTensor there(const Tensor& t) { return t.defined() ? OptionalTensor(t) :
 Tensor or_none(const OptionalTensor& t) { return t.value_or(Tensor()); }
 Tensor in_type(const Tensor& grad, int64_t type) { return grad.to(static_cast<at::ScalarType>(type)); }
 
+// The dispatcher lets None through where a tensor is expected, and what is called first reads its device.
+void present(const char* name, const Tensor& t) { FTBERT_CHECK(t.defined(), name, ": expected a tensor, got None"); }
+
 // norm_backward, which has no gradient of its own.
 struct NormGradient : Function<NormGradient> {
   static variable_list forward(AutogradContext*, const Tensor& grad, const OptionalTensor& grad_sum,
@@ -113,6 +116,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> norm_forward(const Tensor& x, const O
                                                         const OptionalTensor& weight, const OptionalTensor& bias,
                                                         at::IntArrayRef shape, double eps, const std::string& kind,
                                                         double offset, at::ScalarType dtype, bool memory_efficient) {
+  present("x", x);
   const variable_list made =
       NormFunction::apply(x, residual, weight, bias, shape, eps, kind, offset, dtype, memory_efficient);
   return {made[0], made[1], made[2], made[3]};
@@ -124,6 +128,9 @@ std::tuple<Tensor, Tensor, Tensor> norm_backward(const Tensor& grad, const Optio
                                                  const OptionalTensor& bias, at::IntArrayRef shape, double eps,
                                                  const std::string& kind, double offset, at::ScalarType dtype,
                                                  bool weight_grad, bool bias_grad) {
+  present("grad", grad);
+  present("saved", saved);
+  present("rstd", rstd);
   const variable_list made = NormGradient::apply(grad, grad_sum, saved, from_output, mean, rstd, weight, bias, shape,
                                                  eps, kind, offset, dtype, weight_grad, bias_grad);
   return {made[0], made[1], made[2]};

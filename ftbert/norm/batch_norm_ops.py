@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ftbert._fake import checked_op
 from ftbert._library import load_library
 
 load_library()
@@ -70,9 +71,7 @@ def _describe(t: Tensor) -> str:
 
 
 def _check_data(name: str, t: Tensor) -> None:
-    """The dispatcher lets None through, and torch checks no storage that was resized since."""
-    if t is None:
-        raise RuntimeError(f"{name}: expected a tensor, got None")
+    """torch checks no storage that was resized since."""
     if t.numel() == 0:
         return
     last = t.storage_offset() + sum((size - 1) * step for size, step in zip(t.shape, t.stride(), strict=True))
@@ -86,10 +85,14 @@ def _check_element(name: str, x: Tensor) -> None:
         raise RuntimeError(f"{name}: expected floating-point elements, got {_describe(x)}")
 
 
-def _check(x: Tensor, activation: str = "none", eps: float = 1.0, **vectors: Tensor | None) -> None:
-    _check_element("x", x)
+def _check_rank(x: Tensor) -> None:
     if x.dim() < 2:
         raise RuntimeError(f"x: expected [batch, channels, ...], got {_describe(x)}")
+
+
+def _check(x: Tensor, activation: str = "none", eps: float = 1.0, **vectors: Tensor | None) -> None:
+    _check_element("x", x)
+    _check_rank(x)
     if activation not in ACTIVATIONS:
         raise RuntimeError(f"activation: expected none, relu or silu, got {activation}")
     if not eps > 0:
@@ -241,6 +244,7 @@ def _relu_backward(dy: Tensor, mask: Tensor) -> Tensor:
 
 
 def _fake_statistics(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    _check_rank(x)
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     return x.new_empty(x.shape[1], dtype=dtype), x.new_empty(x.shape[1], dtype=dtype)
 
@@ -327,8 +331,8 @@ for _name, _on_cpu, _fake in (
     ("relu_with_mask", _relu, _fake_relu),
     ("relu_backward_from_mask", _relu_backward, lambda dy, mask: torch.empty_like(dense(dy))),
 ):
-    torch.library.register_kernel(f"ftbert::{_name}", "cpu", _on_cpu)
-    torch.library.register_fake(f"ftbert::{_name}", _fake)
+    torch.library.register_kernel(f"ftbert::{_name}", "cpu", checked_op(_name, _on_cpu))
+    torch.library.register_fake(f"ftbert::{_name}", checked_op(_name, _fake))
 for _name, _formula, _setup in (
     ("batch_norm_apply", _gradients, _save),
     ("batch_norm_backward", _refuse_twice, _save_nothing),

@@ -126,15 +126,8 @@ def _check_rows(name: str, t: Tensor, rows: Tensor) -> None:
         raise RuntimeError(f"{name}: expected float32 [{rows.shape[0]}] on {rows.device}, got {_describe(t)}")
 
 
-def check_present(name: str, t: Tensor | None) -> None:
-    """The dispatcher lets None through where a tensor is expected."""
-    if t is None:
-        raise RuntimeError(f"{name}: expected a tensor, got None")
-
-
 def _check_storage(name: str, t: Tensor) -> None:
     """It may have been resized since, and torch would read behind it."""
-    check_present(name, t)
     reach = t.storage_offset() + 1 + sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
     if t.numel() and t.untyped_storage().nbytes() < reach * t.element_size():
         raise RuntimeError(f"{name}: expected a dense tensor, got one whose storage is too short for it")
