@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import have_gpu, make_bert
+from conftest import VOCAB_WORDS, have_gpu, make_bert, randomise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -212,6 +212,21 @@ def test_the_word_table_is_stored_so_unless_a_head_multiplies_by_it(folder: Path
     ids = torch.randint(5, 70, (2, 9), generator=torch.Generator().manual_seed(0))
     want, got = (ftbert.load(one, dtype="auto")(ids).logits for one in (plain, tmp_path / "tied"))
     assert 1e-4 < off(got, want) < 0.1 and "word_table" not in ftbert.load(tmp_path / "tied", dtype="auto").info()
+
+
+@has_int8
+@pytest.mark.parametrize(("hidden", "keep"), [(8, []), (64, ["layers.0.ffn.up", "layers.1.ffn.up"])])
+def test_a_gated_product_in_float_before_one_in_int8(hidden: int, keep: list[str], plain: Path, tmp_path: Path) -> None:
+    """Fewer than 16 columns are not stored in int8; behind them the last product of a block is."""
+    from transformers import LlamaConfig, LlamaModel
+
+    config = LlamaConfig(vocab_size=len(VOCAB_WORDS), hidden_size=hidden, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
+    randomise(LlamaModel(config), 0).save_pretrained(plain)
+    stored = quantize(plain, tmp_path / "stored", dtype="int8", keep=keep).kept
+    assert "layers.0.ffn.up.weight" in stored and "layers.0.ffn.down.weight" not in stored
+    ids = torch.randint(5, 70, (2, 11), generator=torch.Generator().manual_seed(0))
+    want, got = (ftbert.load(one, dtype="auto")(ids).last_hidden_state for one in (plain, tmp_path / "stored"))
+    assert 1e-4 < off(got, want) < 0.1
 
 
 @has_int8

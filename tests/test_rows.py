@@ -165,6 +165,27 @@ def test_batch_equals_single_packed_and_again(place: Place, family: str) -> None
     assert_close(packed, want, **tolerance(place))
 
 
+@pytest.mark.parametrize("attention", ["auto", "general"])
+@pytest.mark.parametrize("family", [*FAMILIES, "gemma2"])
+def test_a_text_has_the_same_bits_in_every_batch_on_the_cpu(family: str, attention: str) -> None:
+    """Fused and general path, soft caps and additive biases; one thread, and two with sequences of their own."""
+    model = ftbert.load(make_model(family, "encoder", 1), device="cpu", attention=attention)
+    lengths = [3, 40, 17, 0, 1, 33, 40, 39, 25, 30, 38, 40]
+    ids = [torch.randint(5, 90, (n,), generator=torch.Generator().manual_seed(n)) for n in lengths]
+    cu = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32)
+    threads = torch.get_num_threads()
+    try:
+        for torch_threads in (1, 2):
+            torch.set_num_threads(torch_threads)
+            together = model.forward_packed(torch.cat(ids), cu, max(lengths))
+            for one, n, begin in zip(ids, lengths, cu.tolist(), strict=False):
+                if n:
+                    alone = model.forward_packed(one, torch.tensor([0, n], dtype=torch.int32), n)
+                    assert torch.equal(together[begin : begin + n], alone), (n, torch_threads)
+    finally:
+        torch.set_num_threads(threads)
+
+
 @pytest.mark.parametrize(("family", "task"), CASES)
 def test_outputs_without_the_last_hidden_state(place: Place, family: str, task: str) -> None:
     reference = make_model(family, task, 1)

@@ -78,6 +78,9 @@ std::optional<OneDnnActivation> onednn_activation(Activation activation) {
   }
 }
 
+// Where a product leaves floats though byte rows were wished for, which it does not store: its caller makes them.
+Operand floats_at(const Operand& out) { return Operand::of(static_cast<float*>(out.data)); }
+
 // While it lives this thread starts no others, whatever the environment says of nested parallel regions.
 struct OneThread {
   const int before = omp_get_max_threads();
@@ -180,6 +183,7 @@ Operand TorchProducts::linear_bf16(const Linear<float>& linear, const Operand& a
   FTBERT_CHECK(!source || std::ssize(source->tensors) == count, "a product takes ", m, " rows of an operand that has ",
                std::ssize(source->tensors), " chunks of ", chunk_rows);
   const bool in_bf16 = act && out.dtype == DType::bf16, stays = in_bf16 && !in_one_piece;
+  const Operand stored = in_bf16 ? out : floats_at(out);
   Kept& kept = kept_at(out.data);
   kept.tensors.assign(stays ? count : 0, at::Tensor());  // gives the old ones back before there are new ones
   kept.chunk_rows = chunk_rows;
@@ -193,9 +197,8 @@ Operand TorchProducts::linear_bf16(const Linear<float>& linear, const Operand& a
       // The sums were float; bias and activation were added to them before they were rounded.
       if (gated) {
         if (stays) kept.tensors[i] = at::empty({rows, cols}, made.options());
-        Operand to = out;
-        to.data = stays ? kept.tensors[i].mutable_data_ptr()
-                        : static_cast<char*>(out.data) + first * cols * bytes_of(out.dtype);
+        Operand to = stored.from(first, cols);
+        if (stays) to.data = kept.tensors[i].mutable_data_ptr();
         Context<Cpu> context{this};
         add_bias_gate<Cpu, float>(context, Operand::of(static_cast<const bfloat16_t*>(made.const_data_ptr())), nullptr,
                                   epilogue.activation, rows, cols, to);
@@ -204,18 +207,16 @@ Operand TorchProducts::linear_bf16(const Linear<float>& linear, const Operand& a
       else if (in_bf16)
         std::memcpy(static_cast<bfloat16_t*>(out.data) + first * n, made.const_data_ptr(), made.nbytes());
       else
-        view(static_cast<float*>(out.data) + first * n, {rows, n}).copy_(made);
+        view(stored.as<float>() + first * n, {rows, n}).copy_(made);
     }
   };
   count == 1 ? multiply(0, 1) : at::parallel_for(0, count, 1, multiply);
   if (stays) return {.data = &kept, .dtype = out.dtype, .opaque = true};
-  if (in_bf16 || gated) return out;
-  auto* const sums = static_cast<float*>(out.data);
-  if (!act) {
+  if (!act && !gated) {
     Context<Cpu> context{this};
-    add_bias_act<Cpu, float>(context, sums, nullptr, epilogue.activation, m, n);
+    add_bias_act<Cpu, float>(context, stored.as<float>(), nullptr, epilogue.activation, m, n);
   }
-  return Operand::of(sums);
+  return stored;
 }
 
 Operand TorchProducts::linear(const Linear<float>& linear, const Operand& a, int64_t m, Epilogue epilogue,
@@ -278,9 +279,10 @@ Operand TorchProducts::linear(const Linear<float>& linear, const Operand& a, int
       view(a.as<float>(), {m, w.k}), weight, bias, act ? act->name : "none", Scalars(), act ? act->algorithm : ""));
   float* const result = made.mutable_data_ptr<float>();
   if (gated) {
-    add_bias_gate<Cpu, float>(context, Operand::of(result), nullptr, epilogue.activation, m, w.n / 2, out);
+    const Operand stored = out.dtype == DType::bf16 ? out : floats_at(out);
+    add_bias_gate<Cpu, float>(context, Operand::of(result), nullptr, epilogue.activation, m, w.n / 2, stored);
     kept.tensors.clear();
-    return out;
+    return stored;
   }
   if (!act) add_bias_act<Cpu, float>(context, result, nullptr, epilogue.activation, m, w.n);
   return Operand::of(result);

@@ -21,10 +21,12 @@ CacheRows<T> cache_rows_of(const Layer<T>& layer, const Batch& batch, const Run&
 template <class Device, class T>
 void attend_general(Context<Device>& context, const Heads& heads, const T* qkv, const T* bias,
                     const Sequences& sequences, const ScorePolicy<T>& policy, const LayerBuffers<T>& b) {
-  const int64_t seq = sequences.max_k;
   for (int64_t first = 0; first < sequences.count; first += b.general_sequences) {
     Sequences some = sequences.from(first);
     some.count = std::min(b.general_sequences, sequences.count - first);
+    if constexpr (kGeneralByLength<Device>) some.max_q = some.max_k = some.cu_q[1] - some.cu_q[0];
+    const int64_t seq = some.max_k;
+    if (seq == 0) continue;
     const DType t = kDType<T>;
     const Product scores{seq, seq, heads.size, t, t, DType::fp32, {}, some.count * heads.count};
     const Product sums{seq, heads.size, seq, t, t, t, {}, some.count * heads.count, /*b_transposed=*/false};

@@ -56,8 +56,8 @@ LayerBuffers<T> carve_layer_buffers(Workspace& ws, const EncoderConfig& config, 
     b.attention_scratch.memory = ws.take<char>(static_cast<int64_t>(scratch));
   } else {
     const int64_t per_sequence = std::max<int64_t>(1, heads * sizes.max_seqlen * sizes.max_seqlen);
-    b.general_sequences =
-        std::clamp<int64_t>(kGeneralScoreElements / per_sequence, 1, std::max<int64_t>(1, sizes.sequences));
+    const int64_t together = kGeneralByLength<Device> ? 1 : std::max<int64_t>(1, sizes.sequences);
+    b.general_sequences = std::clamp<int64_t>(kGeneralScoreElements / per_sequence, 1, together);
     const int64_t rows = b.general_sequences * sizes.max_seqlen;
     b.q = ws.take<T>(rows * width);
     b.k = ws.take<T>(rows * width);

@@ -1,6 +1,7 @@
 // What the layers work on beside the hidden states.
 #pragma once
 #include <cstdint>
+#include <type_traits>
 
 #include "core/workspace.h"
 #include "gemm/gemm.h"
@@ -39,11 +40,16 @@ struct LayerBuffers {
   T *q = nullptr, *k = nullptr, *v = nullptr;  // general path: [sequences, heads, seq, head_size]
   float* scores = nullptr;                     // general path: [sequences, heads, seq, seq]
   T* probabilities = nullptr;                  // general path, T != float
-  int64_t general_sequences = 0;               // that the general path works on at a time
+  int64_t general_sequences = 0;               // that the general path works on at a time, at most
   // The batch's, whatever the run.
   T* normed = nullptr;                    // [tokens, hidden], what the next block reads where that is not the stream
   long long* deferred_moments = nullptr;  // deferred norm
 };
+
+// The general path takes one sequence at a time, in its own length. How a library's product sums depends on its shape,
+// and a sequence's result must not depend on its neighbours. On GPUs lengths are not known where kernels are launched.
+template <class Device>
+inline constexpr bool kGeneralByLength = std::is_same_v<Device, Cpu>;
 
 struct BufferSizes {
   int64_t rows = 0;        // of the largest run
