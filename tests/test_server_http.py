@@ -52,6 +52,12 @@ class Wire:
         assert not self.paused and not self.closed
         self.protocol.data_received(data)
 
+    async def take(self, data: bytes) -> None:
+        """All of it is parsed."""
+        self.feed(data)
+        while self.paused and not self.ended:
+            await asyncio.sleep(0)
+
     def write(self, data: bytes) -> None:
         assert not self.ended, "written after the end"
         self.sent += data
@@ -206,6 +212,45 @@ def test_continue_comes_in_its_turn() -> None:
     asyncio.run(run())
 
 
+FLOODS = {
+    "chunks": head("transfer-encoding: chunked") + b"1\r\nx\r\n" * 10_000,
+    "pipelined": GET * 1000,
+    "refused": head(path="/no", method="GET") * 1000,
+    "fields": (b"GET /a HTTP/1.1\r\n" + b"a:\r\n" * 12_000 + b"\r\n") * 5,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FLOODS)
+def test_a_flood_does_not_hold_up_other_connections(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes at once is parsed in turns of the event loop, those of all connections that flood together."""
+    monkeypatch.setattr(http_protocol, "_TURN", 0.0)
+
+    async def run() -> None:
+        shared = Connections(Echo(), Settings((("m", "m"),)))
+        floods, other = [Wire(shared) for _ in range(3)], Wire(shared)
+        for flood in floods:
+            flood.feed(FLOODS[name])
+            assert flood.paused and not flood.sent  # no more is read meanwhile
+        left = len(FLOODS[name])
+        other.feed(GET)
+        for _ in range(4):
+            await asyncio.sleep(0)
+        assert other.sent.startswith(b"HTTP/1.1 200 ")
+        assert sum(left - len(flood.protocol._unread) for flood in floods) <= 4 * http_protocol._FEED
+        for flood in floods:  # nothing is lost
+            while flood.paused:
+                await asyncio.sleep(0)
+            await idle(flood)
+            assert not flood.protocol._unread
+            assert flood.sent.count(b"HTTP/1.1 ") == {"chunks": 0, "pipelined": 1000, "refused": 1000, "fields": 5}[name]
+            flood.close()
+        other.close()
+        await asyncio.sleep(0)
+        assert shared.held == 0 and not shared.open
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("field", [b"a: b\r\n", b"a: " + b"b" * 1000 + b"\r\n", b"a: " + b"b" * 10_000_000, b"a" * 10_000_000])
 @pytest.mark.parametrize("where", ["head", "trailers", "extension"])
 def test_lines_are_bounded(where: str, field: bytes) -> None:
@@ -224,10 +269,10 @@ def test_lines_are_bounded(where: str, field: bytes) -> None:
             for start in range(0, len(fields), size):
                 if wire.ended or wire.closed:
                     break
-                wire.feed(fields[start : start + size])
+                await wire.take(fields[start : start + size])
                 taken += size
             if not wire.ended:  # as many complete lines as one feed holds
-                wire.feed(b"\r\n" if where != "extension" else b"\r\nab\r\n0\r\n\r\n")
+                await wire.take(b"\r\n" if where != "extension" else b"\r\nab\r\n0\r\n\r\n")
             assert wire.sent.startswith((b"HTTP/1.1 431 ", b"HTTP/1.1 400 ")) and wire.ended
             assert taken <= MOST_HEAD + 40_000 + size
             wire.close()
@@ -272,7 +317,7 @@ def test_small_chunks_cost_what_they_weigh() -> None:
         part = b"2\r\nab\r\n" * 2000
         tracemalloc.start()
         for _ in range(250):
-            wire.feed(part)
+            await wire.take(part)
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert wire.protocol._shared.held == 1_000_000

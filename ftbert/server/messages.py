@@ -136,13 +136,15 @@ class Listener(Protocol):
 
 class RequestReader:
     """Feed it what a client sends. `reading`: the request that has begun, None between two. `in_head`: its head is not
-    complete. `stopped`: what comes is not looked at."""
+    complete. `body_left`: bytes that are still to come of a body of known length, which are one piece for the parser.
+    `stopped`: what comes is not looked at."""
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
         self._parser = httptools.HttpRequestParser(self)
         self.reading: Request | None = None
         self.in_head = True
+        self.body_left = 0
         self.stopped = False
         self._fields = 0  # bytes of the head, then of the trailers, as far as the parser told of them
         self._unfinished = 0  # bytes since it told of the end of a head, a chunk or a request, or of a piece of a body
@@ -180,7 +182,7 @@ class RequestReader:
         return self._take()
 
     def _take(self) -> Request | None:
-        taken, self.reading, self.in_head = self.reading, None, True
+        taken, self.reading, self.in_head, self.body_left = self.reading, None, True, 0
         return taken
 
     def _decline_upgrade(self) -> None:
@@ -231,10 +233,13 @@ class RequestReader:
             request.error = _long_head()
             request.keep_alive = False
         self.in_head, self._fields = False, 0
+        chunked = b"transfer-encoding" in request.headers
+        self.body_left = 0 if chunked else int(request.headers.get(b"content-length", b"0"))
         self._listener.on_head(request)
 
     def on_body(self, body: bytes) -> None:
         self._advanced = True
+        self.body_left -= len(body)  # of chunks it is below 0
         if self.reading is not None:
             self._listener.on_piece(self.reading, body)
 
