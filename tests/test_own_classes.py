@@ -16,6 +16,7 @@ from tokenizers_offline import modules_of, write
 
 import ftbert
 from ftbert.converters import convert
+from ftbert.evaluation import check
 from ftbert.server.description import describe
 from ftbert.server.settings import Settings
 from ftbert.text import TextSettings, load_tokenizer
@@ -67,6 +68,8 @@ def test_voyage_4(voyage: tuple[Path, Any, torch.Tensor], tmp_path: Path) -> Non
         model.encode(TEXTS, pooling="max")
     about = describe(model, "", str(folder), Settings(models=()))
     assert (about.task, about.hidden, about.token_width) == ("embedding", 90, 90)
+    checked = check(model, texts=TEXTS)
+    assert checked.passed and checked.texts is not None and checked.texts.peer == "transformers"
     assert_close(model.reference()(ids[1]).last_hidden_state, inner(ids[1]).last_hidden_state, atol=1e-6)
 
 

@@ -14,6 +14,7 @@ import torch
 
 from ftbert.evaluation.gates import Gate, within
 from ftbert.input_file import read_json_object
+from ftbert.own_classes import in_transformers_words
 from ftbert.pooled_rows import pooled
 from ftbert.sentence_modules import transformer_folder
 from ftbert.text import (
@@ -180,7 +181,9 @@ def _by_sentence_transformers(model: Any, texts: list[str]) -> Any:
     """None where it is not installed, or the folder is not one that it reads, or not with the ids of tokenizer.json."""
     folder = Path(model.folder)
     home = transformer_folder(folder)
-    read = (folder / "modules.json").exists() and "model_type" in read_json_object(home / "config.json")
+    document = read_json_object(home / "config.json")
+    read = (folder / "modules.json").exists() and "model_type" in document
+    read = read and in_transformers_words(document) == document  # it would not run code of the folder's own
     if not read or find_spec("sentence_transformers") is None:
         return None
     from sentence_transformers import SentenceTransformer

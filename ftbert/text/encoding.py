@@ -84,16 +84,6 @@ def users_tokenizer(model: Any, *, scores: bool = False) -> Any:
     return copies[scores]
 
 
-def gives_scores(model: Any) -> bool:
-    """Whether the folder is one of scores, as CrossEncoder saves it, or a head's without a word about vectors."""
-    if model.folder is None or tokenizer_of(model).settings.stated:
-        return False
-    if _has_score_head(model):
-        return True
-    text = TextSettings.for_scores(Path(model.folder))
-    return text.scored or (text.logit_score is not None and text.logit_score.stated)
-
-
 def pooled_vectors(model: Any, batch: Batch, upload: Upload, how: TextOptions) -> torch.Tensor:
     """float32 [texts, width] on the model's device: the `Work.compute` of embeddings."""
     whole = text_vectors(
@@ -116,7 +106,7 @@ def _warn_of_scores(model: Any) -> None:
     """Once per model: it was trained to score texts, and its folder does not say how vectors are made of it."""
     if model in _warned or tokenizer_of(model).settings.stated:
         return
-    if _has_score_head(model):
+    if has_score_head(model):
         _warned.add(model)
         warnings.warn(
             "this model scores texts (it has a head for sequence classification), and encode gives its pooled hidden "
@@ -125,7 +115,8 @@ def _warn_of_scores(model: Any) -> None:
         )
 
 
-def _has_score_head(model: Any) -> bool:
+def has_score_head(model: Any) -> bool:
+    """Whether its checkpoint has a head for sequence classification, loaded or not."""
     checkpoint = getattr(model, "checkpoint", None)
     heads = () if checkpoint is None else checkpoint.config.heads
     return any(head.task == "sequence_classification" for head in heads)

@@ -19,7 +19,7 @@ from ftbert.text.activations import Activation, activation
 from ftbert.text.batching import Batch
 from ftbert.text.checks import one_of, positive
 from ftbert.text.computing import Work, compute_all, compute_windows, rows_of_texts
-from ftbert.text.encoding import tokenise, tokenizer_of
+from ftbert.text.encoding import has_score_head, tokenise, tokenizer_of
 from ftbert.text.options import choose_prompt
 from ftbert.text.pooling import Upload, text_vectors
 from ftbert.text.settings import TextSettings
@@ -275,6 +275,15 @@ def score_task(model: Any, chat_template: str | None = None) -> tuple[str, int] 
     if heads and heads[0].task in _TASKS:
         return heads[0].task, len(heads[0].out_bias)
     return None
+
+
+def gives_scores(model: Any) -> bool:
+    """Whether texts are read as its folder's scores ask for it: where it says nothing of vectors, and texts or pairs
+    have scores."""
+    if model.folder is None or tokenizer_of(model).settings.stated:
+        return False
+    found = score_task(model)
+    return has_score_head(model) or (found is not None and found[0] != "token_classification")
 
 
 def _ranks(model: Any) -> bool:

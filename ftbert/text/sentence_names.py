@@ -12,10 +12,10 @@ from torch import Tensor
 from ftbert.keywords import keywords
 from ftbert.text.checks import one_of, positive
 from ftbert.text.elsewhere import answer
-from ftbert.text.encoding import gives_scores, text_options, tokenizer_of, users_tokenizer
+from ftbert.text.encoding import text_options, tokenizer_of, users_tokenizer
 from ftbert.text.multi_vector import multi_vector_embedding
 from ftbert.text.options import choose_prompt
-from ftbert.text.scoring import task_of
+from ftbert.text.scoring import gives_scores, task_of
 from ftbert.text.settings import SIMILARITIES, check_prompts
 from ftbert.text.similarity import similarity, similarity_pairwise
 from ftbert.text.tokens import check_texts, has_pairs, is_single, listed
