@@ -40,7 +40,9 @@ def read_classes(document: Config) -> Config:
 
 
 def _is_transformers(kind: str, name: str) -> bool:
-    """Whether transformers has a class of that name. It is not imported for the usual names of a type's own."""
+    """Whether transformers has a class of that name, or had it for TensorFlow or Flax. It is not imported for the usual
+    names of a type's own."""
+    name = name.removeprefix("TF").removeprefix("Flax")
     stems = {one.replace("-", "").replace("_", "") for one in (kind, kind.removesuffix("_text"))}
     endings = ("Model", *(row.architecture for row in rows_of(kind)))
     if name.lower() in {stem + ending.lower() for stem in stems for ending in endings}:

@@ -137,7 +137,7 @@ def render() -> str:
         "",
         "| class | model types | published by | what it changes |",
         "|---|---|---|---|",
-        *(f"| `{one.code}` | {', '.join(one.kinds)} | {one.source} | {_changes(one)} |" for one in OWN_CLASSES),
+        *(f"| `{one.code}` | {_kinds(one)} | {one.source} | {_changes(one)} |" for one in OWN_CLASSES),
         "",
         "Every other one is refused by its name: what it computes is in its code alone. A live model of such a class",
         "is compared with ftbert's result on a few tokens, by `load` and `optimize`.",
@@ -159,6 +159,10 @@ def render() -> str:
         "inside the encoder what is missing, misshapen or left over is an error.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _kinds(one: Any) -> str:
+    return ", ".join(one.kinds).replace("*", "any")
 
 
 def _changes(one: Any) -> str:

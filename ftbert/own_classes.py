@@ -28,7 +28,7 @@ class Projection:
 @dataclass(frozen=True)
 class OwnClass:
     """code: "module.Class" as auto_map says it, without the repository; "Class" alone: as architectures says it,
-    without any code beside the weights. Both may have `*`. kinds: the model types that it is read of. source: who
+    without any code beside the weights. kinds: the model types that it is read of. Both may have `*`. source: who
     publishes it. says: entries of config.json, in transformers' words, that mean what the class computes."""
 
     code: str
@@ -55,8 +55,11 @@ OWN_CLASSES = (
     OwnClass("modeling_xlm_roberta.XLMRoberta*", ("jina_embeddings_v3",), "jinaai/xlm-roberta-flash-implementation"),
     # Reads is_causal, which transformers reads too.
     OwnClass("modeling_qwen.Qwen2*", ("qwen2",), "Alibaba-NLP/gte-Qwen2-7B-instruct, NovaSearch/stella_en_1.5B_v5"),
-    # Others' code for the encoder, with a layer behind it that AutoModel does not read.
-    OwnClass("HF_ColBERT", ("bert", "roberta", "xlm-roberta"), "colbert-ir/colbertv2.0"),
+    # transformers' encoder, with pooling or a layer behind it that AutoModel does not read.
+    OwnClass("HF_ColBERT", ("*",), "colbert-ir/colbertv2.0"),
+    OwnClass("Contriever", ("bert",), "facebook/contriever"),
+    OwnClass("BertForCL", ("bert",), "princeton-nlp/SimCSE"),
+    OwnClass("RobertaForCL", ("roberta", "xlm-roberta"), "princeton-nlp/SimCSE"),
     OwnClass("LLaMAForCausalLM", ("llama",), "the first conversions of LLaMA"),
     # Attention in both directions.
     OwnClass("modeling_qwen3_bidirectional.Qwen3BidirectionalModel", ("qwen3",), _VOYAGE_4, _BOTH_WAYS, _VOYAGE),
@@ -83,10 +86,10 @@ def named_classes(document: Config) -> list[str]:
 
 def find_class(document: Config, name: str) -> OwnClass | None:
     """The row of a class that `named_classes` found; None where there is none for the config's model type."""
-    kind = document.get("model_type")
+    kind = str(document.get("model_type"))
     for row in OWN_CLASSES:
         known = row.code if "." in name else row.name
-        if kind in row.kinds and fnmatchcase(name, known):
+        if any(fnmatchcase(kind, one) for one in row.kinds) and fnmatchcase(name, known):
             return row
     return None
 

@@ -105,7 +105,7 @@ def test_an_architecture_that_nobody_has_is_refused_by_name(tmp_path: Path) -> N
     edit(tmp_path, architectures=["BertForContrast"])
     with pytest.raises(ValueError, match=r"architectures names BertForContrast, .* name that class there"):
         ftbert.load(tmp_path)
-    for name in ("BertLMHeadModel", "RobertaModel", "HF_ColBERT"):
+    for name in ("BertLMHeadModel", "RobertaModel", "TFBertModel", "FlaxBertForMaskedLM", "HF_ColBERT", "Contriever"):
         ftbert.load(edit(tmp_path, architectures=[name]))
 
 
