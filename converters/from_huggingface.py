@@ -14,6 +14,7 @@ import shutil
 import sys
 import warnings
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -51,7 +52,8 @@ def convert(
 ) -> Path:
     """Writes `target` (model.safetensors, config.json, the tokenizer's files) and returns its path.
 
-    dtype: of the stored weights, None keeps the source's, int8 among them. force: replace a checkpoint folder that
+    dtype: of the stored weights, in which the folder is then loaded where no other dtype is asked for; None keeps the
+    source's, int8 among them. force: replace a checkpoint folder that
     ftbert wrote; nothing else is ever replaced. revision, token: of a hub id, see `fetch`. The target appears whole, in
     one step, and with `force` there is one at every moment. Its tokenizer is compared with the source's on a few texts
     before that.
@@ -65,6 +67,8 @@ def convert(
         warnings.warn(f"{checkpoint.source.where}: {checkpoint.config.left_out}", stacklevel=2)
     if dtype is None and checkpoint.in_int8 is not None:
         checkpoint = checkpoint.in_int8()
+    word = next((word for word, one in DTYPES.items() if one == dtype), "")
+    checkpoint = replace(checkpoint, config=replace(checkpoint.config, dtype=word))
     write_folder(checkpoint, checkpoint.items(dtype) if dtype else checkpoint.stored_items(), source, target, force)
     return target
 

@@ -43,6 +43,9 @@ class GgufSource(TensorSource):
         rows = self._rows(name)
         return found if rows is None else found[rows]
 
+    def is_quantised(self, name: str) -> bool:
+        return not self._tensor(name).type.is_float
+
     def in_blocks(self, name: str) -> bool:
         return self._tensor(name).type.name == "Q8_0"
 

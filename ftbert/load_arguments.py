@@ -51,14 +51,17 @@ _MODEL_ANSWERS = {
 }
 
 
-def asked_dtype(dtype: str | torch.dtype, model_kwargs: Mapping[str, Any] | None) -> str | torch.dtype:
+def asked_dtype(
+    dtype: str | torch.dtype | None, model_kwargs: Mapping[str, Any] | None
+) -> str | torch.dtype | None:
     """`dtype`, or the one that model_kwargs names. ValueError for an attention or a dtype that is none, TypeError for
     two dtypes and for what else has no meaning here."""
-    found: str | torch.dtype = dtype
+    found = dtype
     for name, value in (model_kwargs or {}).items():
         if name in ("dtype", "torch_dtype"):
             named = value if value in (None, "auto") else parse_dtype(value)
-            if value is not None and dtype != "fp32" and named != (dtype if dtype == "auto" else parse_dtype(dtype)):
+            given = dtype if dtype in (None, "auto") else parse_dtype(dtype)
+            if None not in (value, dtype) and named != given:
                 raise TypeError(f"load: dtype={dtype!r} and model_kwargs' {name}={value!r}; give one of them")
             found = dtype if named is None else named
         elif name == "attn_implementation":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ftbert.checkpoint import CAUSAL_LM, Checkpoint, fits_8_bits
+from ftbert.checkpoint import CAUSAL_LM, Checkpoint, fits_8_bits, read_modules
 from ftbert.devices import check_dtype, q8_0_is_fast, stored_dtype, stream_dtype
 from ftbert.dtypes import EIGHT_BITS, FP8, INT8, MATRIX_DTYPES, Q8_0, users_word
 
@@ -17,7 +17,7 @@ def types_of(
     encoder, becomes = checkpoint.config.encoder, None
     if asked is None and checkpoint.in_int8 is not None and _serves(place, INT8):
         asked = INT8
-    if asked is None and _mostly_in_blocks(checkpoint) and q8_0_is_fast(place):
+    if asked is None and _is_quantised_decoder(checkpoint) and q8_0_is_fast(place):
         asked = Q8_0
     if encoder.has_8_bits:
         asked = _beside_8_bits(checkpoint, place, asked)
@@ -30,16 +30,25 @@ def types_of(
     return asked, None
 
 
-def _mostly_in_blocks(checkpoint: Checkpoint) -> bool:
-    """Of a model that generates text, whether most of its layers' weights are stored in Q8_0, as products read it."""
+def has_own_dtype(checkpoint: Checkpoint) -> bool:
+    """Whether a model says itself in which type it computes where nobody asks for one, that of "auto": a folder that
+    was quantized or converted to a type, and a quantised decoder that is for no vectors. Others are exact, in fp32."""
+    config = checkpoint.config
+    if config.encoder.has_8_bits or config.dtype:
+        return True
+    for_vectors = checkpoint.folder is not None and bool(read_modules(checkpoint.folder))
+    return _is_quantised_decoder(checkpoint) and not for_vectors
+
+
+def _is_quantised_decoder(checkpoint: Checkpoint) -> bool:
+    """Of a model that generates text, whether most of its layers' weights are stored quantised and fit q8_0."""
     if all(head.task != CAUSAL_LM for head in checkpoint.config.heads):
         return False
     weights = {True: 0, False: 0}
     for spec in checkpoint.config.encoder.weight_specs():
         if spec.matrix and spec.name.startswith("layers."):
-            stored = all(checkpoint.source.in_blocks(name) for name in checkpoint.tensors[spec.name])
-            blocks = stored and not fits_8_bits("q8_0", spec.shape)
-            weights[blocks] += spec.shape[0] * spec.shape[1]
+            stored = all(map(checkpoint.source.is_quantised, checkpoint.tensors[spec.name]))
+            weights[stored and not fits_8_bits("q8_0", spec.shape)] += spec.shape[0] * spec.shape[1]
     return weights[True] > weights[False]
 
 

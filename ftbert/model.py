@@ -23,6 +23,7 @@ from ftbert.heads import Head, HeadedModule
 from ftbert.keywords import keywords
 from ftbert.live_check import check_loaded
 from ftbert.load_arguments import ANSWERS, SAME, asked_dtype
+from ftbert.loaded_types import has_own_dtype
 from ftbert.module import EncoderModule
 from ftbert.outputs import output
 from ftbert.parallel import find_ranks, told_sums
@@ -41,7 +42,7 @@ _READING = threading.Lock()  # heads on demand; one for all models, since none o
 def load(
     source: str | Path | torch.nn.Module | Checkpoint,
     device: str | torch.device | Sequence[str | torch.device] = "cpu",
-    dtype: str | torch.dtype = "fp32",
+    dtype: str | torch.dtype | None = None,
     *,
     parallel: str | None = None,
     attention: str = "auto",
@@ -62,44 +63,43 @@ def load(
     source: an ftbert or HuggingFace folder, an .onnx or .gguf file, a hub id, or a live transformers model. device:
     "cpu", "cuda", "cuda:1"; several GPUs, as a list or "cuda:*" for all, have a replica each, and the calls that take
     texts share their batches among them (docs/several_gpus.md). parallel: one model instead, over these devices or over
-    the processes of torch.distributed's default group, each on its own device, which all make the same calls and get
-    the same results. "tensor": each has a share of every layer. "pipeline": each has some of the layers, and the first
-    the embeddings and the heads; ids and results lie there. Large calls go through in parts of whole sequences, so that
-    the devices work at once; a call that has its mask or cu_seqlens on a GPU then waits for them. `generate` refuses
-    several processes so. dtype: fp32, fp16 (GPU only), bf16, fp8 (compute capability 9.0 only), int8 (CPUs with VNNI,
-    AVX-VNNI or AMX), q8_0 (GPUs from compute capability 8.0 on, CPUs); on the CPU bf16 is that of the matrix products'
-    operands, with float sums: all else and the results are float32. "auto": as the weights are stored, q8_0 where a
-    GGUF file of a decoder has most of them in Q8_0; on the CPU fp32, or for weights in bf16 the faster of the two,
-    which is timed once in a process. fp8, int8 and q8_0 are for the matrices of the layers, all else and the results
-    are fp16 or bf16 on a GPU, float32 on the CPU. fp8 and int8 are quantized when the model is first loaded so, and
-    kept in the user's cache (docs/quantization.md); those of a live model each time. q8_0 is llama.cpp's Q8_0, made at
-    each load, without calibration; the head that `generate` reads is in it too. Of a folder that `ftbert quantize`
-    wrote its type and "auto" are the same, fp16 and bf16 the type of all else beside fp8; of an .onnx file that
-    onnxruntime has quantized int8 and "auto" are its own integers. attention: "auto", or "fused" / "general" to force a
-    path. heads: the checkpoint's task heads too; a masked language model then computes logits over the vocabulary in
-    every call; an encoder's ...ForCausalLM or ...LMHeadModel without is_decoder is one. A decoder's ...ForCausalLM
-    gives hidden states, and its head is read when `predict`, `rerank`, `generate` or `head` asks for it. What stands
-    outside the encoder and is no head that ftbert knows is left out, with a warning. filename: of a .gguf file in the
-    folder or the hub's repository, or a pattern of it ("*q8_0.gguf"); "org/repo/file.gguf" and "org/repo:Q8_0" name
-    one, too. revision, token: of a hub id; a branch, tag or commit, and what a private model asks for (None: HF_TOKEN,
-    or that of `hf auth login`). verify: False does not compare weights that ftbert wrote with their checksums
-    (docs/checkpoint.md).
+    the processes of torch.distributed's default group, each on its own device, which all make the same calls. "tensor":
+    each has a share of every layer. "pipeline": each has some of the layers, and the first the embeddings and the
+    heads; ids and results lie there. Large calls go through in parts of whole sequences; one that has its mask or
+    cu_seqlens on a GPU then waits for them. `generate` refuses several processes so. dtype: fp32, fp16 (GPU only),
+    bf16, fp8 (compute capability 9.0 only), int8 (CPUs with VNNI, AVX-VNNI or AMX), q8_0 (GPUs from compute capability
+    8.0 on, CPUs); on the CPU bf16 is that of the matrix products' operands, with float sums: all else and the results
+    are float32. None: "auto" for folders that were quantized or converted to a dtype and for quantised decoders, else
+    fp32. "auto": as the weights are stored, q8_0 for a decoder whose GGUF file has most of them quantised; on the CPU
+    fp32, or for bf16 the faster of the two, which is timed once in a process. fp8, int8 and q8_0 are for the matrices
+    of the layers, all else and the results are fp16 or bf16 on a GPU, float32 on the CPU. fp8 and int8 are quantized
+    when the model is first loaded so, and kept in the user's cache (docs/quantization.md); those of a live model each
+    time. q8_0 is llama.cpp's Q8_0, made at each load; the head that `generate` reads is in it too. Of a folder that
+    `ftbert quantize` wrote fp16 and bf16 are the type of all else beside fp8; of an .onnx file that onnxruntime has
+    quantized int8 and "auto" are its own integers. attention: "auto", or "fused" / "general" to force a path. heads:
+    the checkpoint's task heads too; a masked language model then computes logits over the vocabulary in every call; an
+    encoder's ...ForCausalLM or ...LMHeadModel without is_decoder is one. A decoder's ...ForCausalLM gives hidden
+    states, and its head is read when `predict`, `rerank`, `generate` or `head` asks for it. What else stands outside
+    the encoder is left out, with a warning. filename: of a .gguf file in the folder or the hub's repository, or a
+    pattern of it ("*q8_0.gguf"); "org/repo/file.gguf" and "org/repo:Q8_0" name one, too. revision, token: of a hub id;
+    a branch, tag or commit, and what a private model asks for (None: HF_TOKEN, or that of `hf auth login`). verify:
+    False does not compare weights with the checksums that ftbert wrote.
 
     prompts, default_prompt_name, max_length, truncate_dim, similarity_fn_name: over the folder's, as
     SentenceTransformer and CrossEncoder take them; prompts are added to the folder's. model_kwargs: theirs for
     from_pretrained, of which dtype counts and attn_implementation changes nothing. Their other arguments are answered
     by a TypeError, unless None or False.
 
-    Raises
-    FileNotFoundError, PermissionError, ImportError (an .onnx file without the package onnx, a .gguf file that needs the
-    package gguf), ValueError (weights or config do not fit, all problems listed; damaged weights; a device that cannot
-    serve fp8 or int8; a model that loses too much in it), RuntimeError (a device or dtype that this build or machine
-    cannot serve; a live model that computes something else than its config says), TypeError for what is no such source.
+    Raises FileNotFoundError, PermissionError, ImportError (an .onnx file without the package onnx, a .gguf file that
+    needs the package gguf), ValueError (weights or config do not fit, all problems listed; damaged weights; a device
+    that cannot serve fp8 or int8; a model that loses too much in it), RuntimeError (a device or dtype that this build
+    or machine cannot serve; a live model that computes something else than its config says), TypeError for what is no
+    such source.
     """
     places = check_devices(device, several_cpus=parallel is not None)
     ranks = find_ranks(parallel, places)
     dtype = asked_dtype(dtype, model_kwargs)
-    asked = None if dtype == "auto" else parse_dtype(dtype)
+    asked = None if dtype in (None, "auto") else parse_dtype(dtype)
     if asked is not None:
         for place in places:
             check_dtype(place, asked)
@@ -109,6 +109,7 @@ def load(
         warnings.warn(f"{checkpoint.source.where}: {checkpoint.config.left_out}", stacklevel=2)
     if cut := cut_texts(checkpoint.config.huggingface):
         warnings.warn(f"{checkpoint.source.where}: {cut}", stacklevel=2)
+    asked = torch.float32 if dtype is None and not has_own_dtype(checkpoint) else asked
     live = source if isinstance(source, torch.nn.Module) else None
     together = places if ranks.size > 1 else places[:1]
     model = Model(*build(checkpoint, together, asked, attention, heads, live, ranks, verify))

@@ -185,7 +185,66 @@ def test_auto_keeps_what_a_decoders_file_is_mostly_in(tmp_path: Path) -> None:
     assert auto("llama", lambda name, data: "F32" if data.ndim == 1 or "attn" in name else "Q8_0") == Q8_0
     odd = write(make("llama", hidden_size=96, intermediate_size=160, num_attention_heads=4), tmp_path / "odd.gguf", "llama", all_as("Q8_0"))
     assert ftbert.load(odd, dtype="auto").dtype == torch.float32  # no product takes blocks of such matrices
-    assert auto("llama", all_as("Q4_0")) == auto("bert", all_as("Q8_0")) == torch.float32
+    assert auto("llama", all_as("Q4_0")) == auto("qwen3", all_as("Q5_1")) == Q8_0
+    assert auto("bert", all_as("Q8_0")) == auto("llama", all_as("F16")) == torch.float32
+
+
+def test_without_a_dtype_a_quantised_decoder_is_in_q8_0(tmp_path: Path) -> None:
+    """Not one for vectors, nor an encoder: their numbers are exact unless another dtype is asked for."""
+    pytest.importorskip("gguf")
+    from gguf_models import all_as, make, write
+
+    sizes = {"hidden_size": 128, "intermediate_size": 128, "num_attention_heads": 4}
+
+    def usual(arch: str, kind: str, **extra: Any) -> torch.dtype:
+        path = write(make(arch, **sizes), tmp_path / f"{arch}.gguf", arch, all_as(kind), extra={f"{arch}.{k}": v for k, v in extra.items()})
+        return ftbert.load(path).dtype
+
+    assert usual("llama", "Q4_0") == usual("llama", "Q8_0") == Q8_0
+    assert usual("llama", "F16") == usual("bert", "Q8_0") == usual("qwen3", "Q8_0", pooling_type=3) == torch.float32
+    assert ftbert.load(tmp_path / "llama.gguf", dtype="fp32").dtype == torch.float32
+
+
+@pytest.mark.parametrize("source", ["gguf", "folder"])
+def test_convert_to_q8_0(source: str, tmp_path: Path) -> None:
+    """The blocks, logits and texts of the source in q8_0, in a folder that is loaded so without a word."""
+    from ftbert.cli import main
+
+    if source == "gguf":
+        pytest.importorskip("gguf")
+        from gguf_models import all_as, make, write
+
+        sizes = {"hidden_size": 128, "intermediate_size": 128, "num_attention_heads": 4}
+        path = write(make("llama", **sizes), tmp_path / "m.gguf", "llama", all_as("Q8_0"))
+    else:
+        path = tmp_path / "m"
+        plain("qwen3").save_pretrained(path)
+    for given, target in ((path, "once"), (tmp_path / "once", "again")):
+        assert main(["convert", str(given), str(tmp_path / target), "--dtype", "q8_0"]) == 0
+    wanted = ftbert.load(path, dtype="q8_0")
+    for target in ("once", "again"):
+        model = ftbert.load(tmp_path / target)
+        assert model.dtype == Q8_0
+        ids = torch.arange(5, 37)[None]
+        assert torch.equal(model(ids).last_hidden_state, wanted(ids).last_hidden_state)
+        assert model.generate_ids([[5, 6, 7]], max_new_tokens=9) == wanted.generate_ids([[5, 6, 7]], max_new_tokens=9)
+        with pytest.raises(ValueError, match="stored in q8_0; dtype='q8_0' or 'auto' loads it"):
+            ftbert.load(tmp_path / target, dtype="fp32")
+
+
+def test_a_folder_in_a_type_that_was_asked_for_is_loaded_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of "auto"; one that convert left in the type of its source is exact."""
+    from ftbert import devices
+    from ftbert.converters import convert
+
+    monkeypatch.setattr(devices, "_is_slow", lambda dtype: False)
+    make_bert().to(torch.bfloat16).save_pretrained(tmp_path / "m")
+    convert(tmp_path / "m", tmp_path / "asked", dtype=torch.bfloat16)
+    convert(tmp_path / "m", tmp_path / "kept")
+    auto = ftbert.load(tmp_path / "m", dtype="auto").dtype
+    assert ftbert.load(tmp_path / "asked").dtype == auto
+    assert ftbert.load(tmp_path / "kept").dtype == ftbert.load(tmp_path / "m").dtype == torch.float32
+    assert ftbert.load(tmp_path / "asked", dtype="fp32").dtype == torch.float32
 
 
 def test_a_matrix_that_no_product_takes_stays_and_is_told() -> None:

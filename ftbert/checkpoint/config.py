@@ -13,6 +13,7 @@ import torch
 from ftbert._library import load_library
 from ftbert.checkpoint.encoder_config import EncoderConfig
 from ftbert.checkpoint.version_1 import upgraded
+from ftbert.dtypes import DTYPES
 from ftbert.input_file import named, shown, typed
 from ftbert.own_classes import PROJECTION
 
@@ -83,6 +84,7 @@ class CheckpointConfig:
     architecture: the family's name in converters/families.py. huggingface: the config.json it was converted from,
     kept so that the equivalent transformers model can be built again. left_out: a sentence on tensors of the source
     that nothing ftbert computes reads, or "". quantized: what calibration found, of a folder that `quantize` wrote.
+    dtype: of the weights, "fp16", where `convert` was asked for one, else "".
     """
 
     architecture: str
@@ -91,6 +93,7 @@ class CheckpointConfig:
     heads: tuple[HeadConfig, ...] = ()
     left_out: str = ""
     quantized: dict[str, Any] = field(default_factory=dict)
+    dtype: str = ""
 
     def shapes(self) -> dict[str, list[int]]:
         """Every tensor of the checkpoint with its shape."""
@@ -104,8 +107,9 @@ class CheckpointConfig:
         named_class = {"tokenizer_class": tokenizer_class} if tokenizer_class else {}
         document = {"format": FORMAT, "version": VERSION, "note": _NOTE, **named_class, **asdict(self)}
         document["encoder"] = self.encoder.to_json()
-        if not self.quantized:
-            del document["quantized"]
+        for name in ("quantized", "dtype"):
+            if not document[name]:
+                del document[name]
         with named(path):
             path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
@@ -127,6 +131,8 @@ class CheckpointConfig:
             raise ValueError(
                 f"{where}: expected a list 'heads' and objects 'huggingface' and 'quantized'; convert it again"
             )
+        if (dtype := document.get("dtype", "")) not in ("", *DTYPES):
+            raise ValueError(f"{where}: dtype: expected one of {', '.join(DTYPES)}, got {shown(dtype)}")
         try:
             read = EncoderConfig.from_json(upgraded(encoder) if version == 1 else encoder)
         except ValueError as error:
@@ -141,7 +147,7 @@ class CheckpointConfig:
             raise ValueError(f"{where}: {', '.join(wrong[:20])}; convert it again")
         return cls(
             document["architecture"], read, huggingface, tuple(HeadConfig(**head) for head in heads),
-            typed("str", f"{where}: left_out", document.get("left_out", "")), quantized,
+            typed("str", f"{where}: left_out", document.get("left_out", "")), quantized, dtype,
         )  # fmt: skip
 
 

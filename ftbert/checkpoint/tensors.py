@@ -51,6 +51,10 @@ class TensorSource(ABC):
     def read(self, name: str) -> torch.Tensor:
         """One tensor on the CPU, in the dtype it is stored in; the caller owns it."""
 
+    def is_quantised(self, name: str) -> bool:
+        """Whether it is stored in fewer bits than floats have, from which `read` dequantises it."""
+        return False
+
     def in_blocks(self, name: str) -> bool:
         """Whether it is stored in Q8_0, from which `read` dequantises it."""
         return False

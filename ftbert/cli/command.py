@@ -54,7 +54,8 @@ def add(
         more = "; several GPUs, with commas or cuda:* for all, share the work" if several_devices else ""
         kind = devices if several_devices else device
         added.add_argument("--device", type=kind, help=f"cpu, cuda or cuda:N{more} (default {usual})")
-        added.add_argument("--dtype", choices=dtypes, help=f"to compute in (default {dtype})")
+        own = "; a quantized or converted model's own" if "auto" in dtypes else ""
+        added.add_argument("--dtype", choices=dtypes, help=f"to compute in (default {dtype}{own})")
         if several_devices:
             add_parallel(added)
         add_revision(added)

@@ -21,7 +21,8 @@ def add_to(commands: command.Commands) -> None:
     )
     parser.add_argument("source", metavar="SRC", help=command.MODEL)
     parser.add_argument("target", metavar="DST", help="a new folder")
-    parser.add_argument("--dtype", choices=("fp32", "fp16", "bf16"), help="of the stored weights (default: kept)")
+    types = ("fp32", "fp16", "bf16", "q8_0")
+    parser.add_argument("--dtype", choices=types, help="of the stored weights (default: kept)")
     parser.add_argument("--force", action="store_true", help="replace DST if it is a checkpoint folder of ftbert")
     command.add_revision(parser)
 
@@ -90,11 +91,18 @@ def _add_against(parser: argparse.ArgumentParser) -> None:
 
 
 def _convert(options: argparse.Namespace) -> int:
-    from ftbert.converters import convert
-    from ftbert.dtypes import parse_dtype
+    from ftbert.dtypes import Q8_0, parse_dtype
 
     dtype = None if options.dtype is None else parse_dtype(options.dtype)
-    convert(options.source, options.target, dtype=dtype, force=options.force, revision=options.revision)
+    how = {"force": options.force, "revision": options.revision}
+    if dtype == Q8_0:
+        from ftbert.quantization import convert_to_q8_0
+
+        convert_to_q8_0(options.source, options.target, **how)
+    else:
+        from ftbert.converters import convert
+
+        convert(options.source, options.target, dtype=dtype, **how)
     command.report(options, {"source": options.source, "target": options.target}, f"wrote {options.target}")
     return 0
 

@@ -31,7 +31,7 @@ def add_to(commands: command.Commands) -> None:
     parser.add_argument(
         "--dtype",
         choices=("fp32", "fp16", "bf16", "fp8", "int8", "q8_0", "auto"),
-        help="(default fp16 on a GPU, fp32 on the CPU)",
+        help="(default fp16 on a GPU, fp32 on the CPU; a quantized or converted folder's own)",
     )
     for flag in FLAGS:
         shown = "" if flag.default is None or "default" in flag.text else f" (default {str(flag.default).lower()})"
@@ -65,12 +65,11 @@ def settings_of(options: argparse.Namespace, environment: dict[str, str]) -> Set
     given = from_environment(environment)
     given |= {flag.field: value for flag in FLAGS if (value := getattr(options, flag.field)) is not None}
     devices = _devices(options.device)
-    dtype = options.dtype or ("fp32" if devices[0] == "cpu" else "fp16")
     name = options.served_model_name or environment.get("SERVED_MODEL_NAME")
     if options.parallel is not None and len(devices) < 2:
         raise ValueError(f"--parallel {options.parallel} is over several devices; got --device {options.device}")
     models = _models(options.model, name)
-    return Settings(models=models, devices=devices, dtype=dtype, parallel=options.parallel, **given)
+    return Settings(models=models, devices=devices, dtype=options.dtype, parallel=options.parallel, **given)
 
 
 def _models(given: list[str], served: str | None) -> tuple[tuple[str, str], ...]:

@@ -3,12 +3,15 @@ is stored in blocks as it comes."""
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from ftbert.checkpoint import Checkpoint, EncoderConfig, fits_8_bits
+from ftbert.converters import check_target, open_checkpoint, write_folder
 from ftbert.dtypes import Q8_0, users_word
 
 BLOCK = 32
@@ -65,6 +68,30 @@ class _Blocks:
 
     def scales(self, config: EncoderConfig, parts: list[Tensor]) -> Tensor:
         return self._scales.pop() if self._scales else read_q8_0(self.plain, self.name)[1]
+
+
+def convert_to_q8_0(
+    source: str | Path | torch.nn.Module,
+    target: str | Path,
+    *,
+    force: bool = False,
+    revision: str | None = None,
+    token: str | None = None,
+) -> Path:
+    """A folder as `convert` writes it, with the matrices of its layers in q8_0. Raises what `convert` and `in_q8_0` do,
+    ValueError for a model in other 8 bits."""
+    target = Path(target)
+    check_target(target, source, force)
+    checkpoint = open_checkpoint(source, revision=revision, token=token)
+    if checkpoint.config.left_out:
+        warnings.warn(f"{checkpoint.source.where}: {checkpoint.config.left_out}", stacklevel=2)
+    if checkpoint.config.encoder.eight_bits != "q8_0":
+        if checkpoint.config.encoder.has_8_bits:
+            where = checkpoint.source.where
+            raise ValueError(f"{where}: is quantized already; convert the model that it was made from")
+        checkpoint = in_q8_0(checkpoint)
+    write_folder(checkpoint, checkpoint.stored_items(), source, target, force)
+    return target
 
 
 def in_q8_0(checkpoint: Checkpoint) -> Checkpoint:

@@ -62,6 +62,8 @@ def load_engine(
         import torch
         from transformers import activations, modeling_outputs  # noqa: F401 - what load comes to
 
+        from ftbert.converters import open_checkpoint
+        from ftbert.loaded_types import has_own_dtype
         from ftbert.model import load
         from ftbert.server.compute import Compute
 
@@ -71,7 +73,9 @@ def load_engine(
     LOG.info("%s is loaded on %s", name, device)
     began = time.monotonic()
     places = device.split(",") if settings.parallel is not None else device
-    model = load(source, places, settings.dtype, parallel=settings.parallel, revision=settings.revision)
+    checkpoint = open_checkpoint(source, revision=settings.revision)
+    usual = None if has_own_dtype(checkpoint) or device == "cpu" else "fp16"
+    model = load(checkpoint, places, settings.dtype or usual, parallel=settings.parallel)
     with _IMPORTING:
         about = describe(model, name, source, settings)
     embeds = about.task in ("embedding", "sparse", "multi_vector")

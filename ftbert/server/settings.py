@@ -21,7 +21,7 @@ class Settings:
 
     models: tuple[tuple[str, str], ...]
     devices: tuple[str, ...] = ("cpu",)
-    dtype: str = "fp32"
+    dtype: str | None = None
     parallel: str | None = None
     revision: str | None = None
     hostname: str = "0.0.0.0"
