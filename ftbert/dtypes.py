@@ -29,3 +29,8 @@ def parse_dtype(dtype: str | torch.dtype) -> torch.dtype:
 def users_word(dtype: torch.dtype) -> str:
     """The short name that `parse_dtype` reads."""
     return next(word for word, one in _LOADED.items() if one == dtype)
+
+
+def told_dtype(dtype: torch.dtype) -> str:
+    """For reports: torch's name, "float32", and q8_0's own."""
+    return users_word(dtype) if dtype == Q8_0 else str(dtype).removeprefix("torch.")

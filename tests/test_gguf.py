@@ -253,12 +253,16 @@ def test_commands(embedder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     np.testing.assert_allclose(vectors[0], first / np.linalg.norm(first), atol=1e-6)
 
 
-def test_a_decoder_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its tokenizer puts nothing around a text, so that an empty one has no token."""
+@pytest.mark.parametrize("width", [96, 128])
+def test_a_decoder_is_checked(width: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its tokenizer puts nothing around a text, so that an empty one has no token. Matrices of 128 columns are in q8_0,
+    of 96 in fp32."""
     extra = vocabulary(write_tokenizer(tmp_path / "tokenizer", "roberta"), "gpt2") | {"tokenizer.ggml.pre": "qwen2"}
-    path = write(make("qwen3", vocab_size=400), tmp_path / "m.gguf", "qwen3", all_as("Q4_0"), extra)
+    sizes = {"hidden_size": width, "intermediate_size": width, "num_attention_heads": 4}
+    path = write(make("qwen3", vocab_size=400, **sizes), tmp_path / "m.gguf", "qwen3", all_as("Q4_0"), extra)
     status, result = told(capsys, "check", path)
-    assert status == 0 and result["texts"]["texts"] > 0 and result["texts"]["different_ids"] == 0
+    assert status == 0 and result["dtype"] == ("q8_0" if width == 128 else "float32")
+    assert result["texts"]["texts"] > 0 and result["texts"]["different_ids"] == 0
 
 
 def test_folders_and_what_is_written_beside(embedder: Path, tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ftbert.dtypes import FP8, INT8
-from ftbert.quantization import STORED_TYPES
+from ftbert.dtypes import FP8, INT8, Q8_0
+from ftbert.quantization import STORED_TYPES, Limits
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,8 @@ class Gate:
 
 
 
-def _by_text(dtype: torch.dtype, unusual: tuple[float, float], bench_error: float) -> Gate:
+def _by_text(limits: Limits, unusual: tuple[float, float], bench_error: float) -> Gate:
     """Of a type of 8 bits."""
-    limits = STORED_TYPES[dtype].limits
     return Gate(
         by_text=True, mean_cosine=limits.mean, min_cosine=limits.worst, unusual=unusual, agreement=0.99,
         bench_error=bench_error,
@@ -46,8 +45,9 @@ GATES = {
     torch.float32: Gate(max_abs_diff={"cpu": 2e-5, "cuda": 5e-5}, min_cosine=0.99999, bench_error=1e-3),
     torch.float16: Gate(error_ratio=1.25, min_cosine=0.9999, bench_error=0.05),
     torch.bfloat16: Gate(error_ratio=1.25, min_cosine=0.999, bench_error=0.2),
-    FP8: _by_text(FP8, unusual=(0.95, 0.9), bench_error=0.5),
-    INT8: _by_text(INT8, unusual=(0.99, 0.97), bench_error=0.3),
+    FP8: _by_text(STORED_TYPES[FP8].limits, unusual=(0.95, 0.9), bench_error=0.5),
+    INT8: _by_text(STORED_TYPES[INT8].limits, unusual=(0.99, 0.97), bench_error=0.3),
+    Q8_0: _by_text(STORED_TYPES[INT8].limits, unusual=(0.99, 0.97), bench_error=0.3),  # as fine, in blocks
 }
 
 

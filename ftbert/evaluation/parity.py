@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ftbert.dtypes import Q8_0, told_dtype
 from ftbert.evaluation.errors import (
     Difference,
     HeadAgreement,
@@ -80,6 +81,8 @@ class CheckResult:
         """What to do where 8 bits cost this model too much, or ""."""
         if self.passed or not self.layers:
             return ""
+        if self.dtype == told_dtype(Q8_0):
+            return "way around: --dtype fp32, or bf16"
         kind, keep = stored_type(self.dtype), costliest(self.layers)
         return (
             f"way around: leave layers as they are, `ftbert quantize MODEL DST --dtype {kind.name} --keep {keep}` (the "
@@ -119,7 +122,7 @@ def check(
     fp32 must agree to 2e-5 (cpu) or 5e-5 (cuda). fp16 and bf16 may err 1.25 times as much as transformers
     does in that dtype, with a cosine of at least 0.9999 or 0.999 for every token. In fp8 the vectors of texts, pooled
     as the model pools, have a mean cosine of 0.997 and none below 0.99, and heads choose the same class in 99 %; on
-    random ids, and where a mask moves positions, 0.95 and 0.9. In int8 it is 0.999 and 0.995, and 0.99 and 0.97
+    random ids, and where a mask moves positions, 0.95 and 0.9. In int8 and q8_0 it is 0.999 and 0.995, and 0.99, 0.97
     (gates.py).
     Where there is a tokenizer, texts are compared too: their ids with AutoTokenizer's, what encode makes of them with
     sentence-transformers where it is installed and reads the folder, else with transformers.
@@ -143,8 +146,7 @@ def check(
     heads = head_agreements(model, whole, sequences, gate.agreement) if gate.by_text else ()
     parts: list[Any] = [*masks, *heads, *([] if spoken is None else [spoken])]
     passed = all(part.passed for part in parts)
-    name = str(model.dtype).removeprefix("torch.")
-    return CheckResult(str(model.device), name, passed, masks, spoken, layers, heads)
+    return CheckResult(str(model.device), told_dtype(model.dtype), passed, masks, spoken, layers, heads)
 
 
 def _batches(sequences: Sequence[Tensor], kind: str, pad: int, device: torch.device) -> Batches:

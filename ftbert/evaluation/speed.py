@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ftbert.dtypes import told_dtype
 from ftbert.evaluation.errors import Difference
 from ftbert.evaluation.gates import GATES
 from ftbert.evaluation.reference_model import base_of, in_dtype, pad_id, peer_dtype, reference_of
@@ -118,7 +119,7 @@ def bench(
     )
     return BenchResult(
         device=", ".join(str(one.device) for one in model.replicas),
-        dtype=str(model.dtype).removeprefix("torch."),
+        dtype=told_dtype(model.dtype),
         threads=torch.get_num_threads(),
         torch=torch.__version__,
         rounds=rounds,

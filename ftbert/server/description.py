@@ -81,6 +81,7 @@ class Description(msgspec.Struct, frozen=True):
 def describe(model: Any, name: str, source: str, settings: Settings) -> Description:
     """`model`: an ftbert.Model. ValueError where its folder has no tokenizer that a worker can use, or a choice in
     `settings` does not fit the model."""
+    from ftbert.dtypes import told_dtype
     from ftbert.text import ScoreSettings, score_ids
 
     if model.folder is None:
@@ -114,7 +115,7 @@ def describe(model: Any, name: str, source: str, settings: Settings) -> Descript
         name=name,
         source=source,
         task=task,
-        dtype=str(model.dtype).removeprefix("torch."),
+        dtype=told_dtype(model.dtype),
         device=str(model.device),
         hidden=text.width(model.config.hidden, options.pooling),
         token_width=(_token_width(text, hidden) if task == "multi_vector" else text.state_width(hidden)),
