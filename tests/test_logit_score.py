@@ -270,8 +270,9 @@ def test_an_instruction_of_a_request(tmp_path: Path, template: str) -> None:
             server.post(path, body)
             refused = server.call("POST", path, body | {"instruct": said})
             assert refused.status == 422 and b"`instruct` is not supported: this model's pairs go through no template" in refused.body
-        refused = server.call("POST", "/classify", {"input": "a", "instruct": said})
-        assert refused.status == 422 and b"instruct" in refused.body
+        for path, body in (("/classify", {"input": "a"}), ("/predict", {"inputs": [["a", "b"]]})):
+            refused = server.call("POST", path, body | {"instruct": said})
+            assert refused.status == 422 and b"`instruct` is not supported" in refused.body
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -198,6 +198,7 @@ _WRITTEN: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 ONLY: dict[Any, dict[str, tuple[Any, ...]]] = {
     EmbedAll: {"normalize": (False,), "dimensions": ()},
+    Predict: {"instruct": (), "instruction": ()},
     TokenClassify: {"raw_scores": (False,), "prompt_name": ()},
     OpenAIEmbed: _WRITTEN,
     Pooling: {**_WRITTEN, "prompt_name": (), "input_type": ()},
