@@ -22,6 +22,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ftbert.server import Settings, from_environment
+from ftbert.server.logs import set_up, warn_without_key
 
 
 class Encoder:
@@ -75,7 +76,8 @@ def main() -> None:
     parser.add_argument("--parallel", choices=("tensor", "pipeline"), help="one model over all GPUs of a replica")
     parser.add_argument("--num-cpus", type=float, default=1.0, help="of a replica; its threads on the CPU (default 1)")
     parser.add_argument("--dtype", choices=("fp32", "fp16", "bf16", "fp8"), help="(default fp16 on GPUs, fp32 on CPUs)")
-    parser.add_argument("--host", default="127.0.0.1", help="that the proxies listen on (default 127.0.0.1)")
+    parser.add_argument("--host", default="127.0.0.1", help="the proxies' address; 0.0.0.0: for other machines "
+                        "(default 127.0.0.1)")  # fmt: skip
     parser.add_argument("--port", type=int, default=8080, help="(default 8080)")
     options = parser.parse_args()
     if options.parallel and options.num_gpus < 2:
@@ -89,6 +91,8 @@ def main() -> None:
         parallel=options.parallel,
         dtype=options.dtype or ("fp16" if options.num_gpus else "fp32"), **from_environment(os.environ),
     )  # fmt: skip
+    set_up(settings.json_output)
+    warn_without_key(options.host, settings.api_key is not None)
     deployment = serve.deployment(
         num_replicas=options.replicas, max_ongoing_requests=settings.max_concurrent_requests, health_check_period_s=2,
         ray_actor_options={"num_gpus": options.num_gpus, "num_cpus": options.num_cpus},

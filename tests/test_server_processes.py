@@ -21,7 +21,9 @@ from served import Served, as_command, in_thread
 from served_load import TEXTS, Load
 
 import ftbert
+from ftbert.server import Settings
 from ftbert.server.loading import load_engine
+from ftbert.server.metrics import Row
 
 psutil = pytest.importorskip("psutil")
 
@@ -242,27 +244,42 @@ def test_the_log_says_what_happens(folder: Path, tmp_path: Path, vectors: np.nda
     words = [one["message"] for one in lines]
     errors = [one for one in lines if one["level"] == "error"]
     assert len(errors) == 1 and errors[0]["message"].startswith("POST /tokenize: 503")
+    assert not [one for one in lines if one.get("path") in ("/health", "/live")]  # probes
     for phrase in ("listening on", "tiny is ready", "SIGTERM: shutting down", "ended with exit code 0"):
         assert sum(phrase in one for one in words) == 1, phrase
     assert "geheim" not in text and "secret" not in text.replace("/secretless", "")
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
     for workers in ("0", "1"):
-        with as_command(tmp_path, str(tmp_path / "none"), "--workers", workers, ready=False) as server:
+        with as_command(tmp_path, str(tmp_path / "empty"), "--workers", workers, ready=False) as server:
             assert server.process is not None and server.process.wait(60) == 1
-            assert "none" in server.log.read_text() and "Traceback" not in server.log.read_text()  # type: ignore[union-attr]
+            assert "empty" in server.log.read_text() and "Traceback" not in server.log.read_text()  # type: ignore[union-attr]
 
 
-def test_a_taken_port_is_one_line(folder: Path, tmp_path: Path) -> None:
-    import subprocess
-    import sys
+def test_a_panic_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of Rust's, which is no Exception: a start ends with its words, not with a traceback; a request is answered."""
 
+    def panics(*_: Any, **__: Any) -> None:
+        raise type("PanicException", (BaseException,), {})("index out of bounds")
+
+    monkeypatch.setattr("ftbert.server.info_routes.version", panics)
+    with in_thread(("m", folder)) as server:
+        assert server.call("GET", "/version").status == 500
+    monkeypatch.setattr("ftbert.model.load", panics)
+    with pytest.raises(RuntimeError, match="index out of bounds"):
+        load_engine(Settings((("m", str(folder)),)), 0, "cpu", None, Row())
+
+
+def test_what_is_wrong_before_it_listens_is_one_line(folder: Path, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        command = [sys.executable, "-m", "ftbert", "serve", str(folder), "--hostname", "127.0.0.1", "--port", port]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 1 and done.stderr == f"ftbert: error: 127.0.0.1:{port}: Address already in use\n"
+        for source, words in ((folder, f"127.0.0.1:{port}: Address already in use"), (tmp_path / "none", "")):
+            command = [sys.executable, "-m", "ftbert", "serve", str(source), "--port", port]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            words = words or f"{source}: expected a model folder (with config.json and weights) or a hub id"
+            assert done.returncode == 1 and done.stderr == f"ftbert: error: {words}\n"
 
 
 def test_disconnects_are_cancelled(folder: Path, vectors: np.ndarray) -> None:

@@ -28,6 +28,7 @@ for _package in ("msgspec", "orjson"):
 
 from ftbert.server.description import Description  # noqa: E402
 from ftbert.server.errors import ApiError  # noqa: E402
+from ftbert.server.logs import warn_without_key  # noqa: E402
 from ftbert.server.text_encoder import TextEncoder  # noqa: E402
 
 LENGTH = 16
@@ -132,7 +133,8 @@ def test_the_command_line_goes_before_the_environment() -> None:
     environment = {"PORT": "2", "API_KEY": "k", "MAX_CLIENT_BATCH_SIZE": "3", "AUTO_TRUNCATE": "false"}
     found = parsed("m", "--port", "1", HOSTNAME="box", **environment)
     assert (found.port, found.api_key, found.max_client_batch_size, found.auto_truncate) == (1, "k", 3, False)
-    assert found.hostname == "0.0.0.0"  # Docker sets HOSTNAME to the container's name
+    assert found.hostname == "127.0.0.1"  # Docker sets HOSTNAME to the container's name
+    assert parsed("m", "--host", "0.0.0.0").hostname == parsed("m", "--hostname", "0.0.0.0").hostname == "0.0.0.0"
     assert Settings.from_json(found.to_json()) == found
 
 
@@ -158,6 +160,21 @@ def test_every_flag_has_a_default_and_refuses_nonsense(flag: Any) -> None:
         if flag.in_environment:
             with pytest.raises(ValueError, match="in the environment"):
                 from_environment({flag.field.upper(): "much"})
+        for wrong in ("-1", *([str(flag.most + 1)] if flag.most is not None else [])):
+            with pytest.raises(ValueError, match=f"{flag.name}: expected"):
+                flag.parse(wrong)
+
+
+@pytest.mark.parametrize("host, key, warned", [
+    ("127.0.0.1", False, False), ("::1", False, False), ("localhost", False, False), ("0.0.0.0", True, False),
+    ("0.0.0.0", False, True), ("::", False, True), ("10.0.0.1", False, True), ("box", False, True),
+])  # fmt: skip
+def test_who_listens_beyond_this_machine_without_a_key_is_told(
+    host: str, key: bool, warned: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ftbert.server.logs.LOG.propagate", True)
+    warn_without_key(host, key)
+    assert ("without a key" in caplog.text) == warned
 
 
 def test_without_the_extra_serve_is_one_line(

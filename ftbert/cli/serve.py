@@ -16,7 +16,7 @@ def add_to(commands: command.Commands) -> None:
     parser = command.add(
         commands,
         "serve",
-        "An HTTP server: the routes of TEI, OpenAI, Cohere and vLLM. docs/serving.md has them.",
+        "An HTTP server: routes of TEI, OpenAI, Cohere (rerank) and vLLM. docs/serving.md has them.",
         _serve,
         "examples: ftbert serve minilm --port 8080\n"
         "          ftbert serve search=minilm rank=my-reranker --device cuda --dtype fp16",
@@ -35,10 +35,11 @@ def add_to(commands: command.Commands) -> None:
     )
     for flag in FLAGS:
         shown = "" if flag.default is None or "default" in flag.text else f" (default {str(flag.default).lower()})"
+        names = [f"--{name}" for name in (flag.name, *flag.also)]
         if flag.kind is bool:
-            parser.add_argument(f"--{flag.name}", type=_kind(flag), nargs="?", const=True, help=flag.text + shown)
+            parser.add_argument(*names, type=_kind(flag), nargs="?", const=True, help=flag.text + shown)
         else:
-            parser.add_argument(f"--{flag.name}", type=_kind(flag), metavar="N" if flag.kind is not str else "TEXT",
+            parser.add_argument(*names, type=_kind(flag), metavar="N" if flag.kind is not str else "TEXT",
                                 help=flag.text + shown)  # fmt: skip
     parser.add_argument("--served-model-name", metavar="NAME", help="of a single model (default: the folder's name)")
 

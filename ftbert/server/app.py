@@ -23,6 +23,7 @@ from ftbert.server.messages import Request, Response
 from ftbert.server.metrics import Row
 from ftbert.server.served_model import Computed, ServedModel
 from ftbert.server.settings import Settings
+from ftbert.text import panics_as_errors
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,8 +40,8 @@ _USUAL_HEADERS = "authorization, content-type, x-request-timeout"
 
 @dataclass(frozen=True)
 class Route:
-    """public: without the key. openai: errors have OpenAI's body. counted: in the request metrics,
-    and refused where all engines are full.
+    """public: without the key. probe: asked for again and again by what watches the server, and no access. openai:
+    errors have OpenAI's body. counted: in the request metrics, and refused where all engines are full.
 
     For /docs: words say in a line what it is for, "" leaves it out; takes, gives: types of the body, where no Handler
     says it, and of the answer.
@@ -48,6 +49,7 @@ class Route:
 
     run: Callable[[App, Request], Awaitable[Response]]
     public: bool = False
+    probe: bool = False
     openai: bool = False
     counted: bool = True
     words: str = ""
@@ -165,7 +167,8 @@ class App:
                 await self._bodies.check(request.body)
             if request.disconnected:
                 raise Disconnected
-            response = await route.run(self, request)
+            with panics_as_errors():
+                response = await route.run(self, request)
         except ApiError as error:
             return self._refused(request, error)
         except Disconnected:

@@ -35,8 +35,11 @@ def main() -> int:
             return run_engine(
                 settings, told["model"], told["device"], told["threads"], told["index"], folder, told["rows"]
             )
-        except (OSError, ValueError, RuntimeError, TypeError) as error:
-            LOG.error("%s: %s", settings.models[told["model"]][0], " ".join(str(error).split()))
+        except Exception as error:  # noqa: BLE001 - the one place of this process where errors become a line
+            words = " ".join(str(error).split())
+            if not words or not isinstance(error, (OSError, ValueError, RuntimeError, TypeError)):
+                words = f"{type(error).__name__}: {words}"
+            LOG.error("%s: %s", settings.models[told["model"]][0], words)
             return CANNOT_START
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD})
     from ftbert.server.worker import run_worker

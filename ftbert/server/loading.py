@@ -24,7 +24,8 @@ from ftbert.server.job import Job, Kind
 from ftbert.server.logs import LOG
 from ftbert.server.metrics import Row
 from ftbert.server.settings import Settings
-from ftbert.text import TextSettings
+from ftbert.server.text_encoder import TextEncoder
+from ftbert.text import TextSettings, panics_as_errors
 
 # A batch is the smallest with this share of the best tokens/s; larger ones only add waiting: none takes longer than
 # this, in seconds, since the most urgent newcomer waits for it.
@@ -44,6 +45,7 @@ _IMPORTING = threading.Lock()
 Alone = Callable[[str], AbstractContextManager[Any]]
 
 
+@panics_as_errors()
 def load_engine(
     settings: Settings,
     which: int,
@@ -53,7 +55,7 @@ def load_engine(
     alone: Alone = lambda device: nullcontext(),
 ) -> tuple[Engine, Description]:
     """The engine of settings.models[which] on `device`, one of settings.engines. Raises what ftbert.load does,
-    ValueError as `describe`.
+    ValueError as `describe`, RuntimeError where a package that reads the tokenizer panics.
 
     threads: of the CPU, None as torch has them. alone(device): a context in which no other engine is timed there;
     models are loaded at the same time.
@@ -78,6 +80,7 @@ def load_engine(
     model = load(checkpoint, places, settings.dtype or usual, parallel=settings.parallel)
     with _IMPORTING:
         about = describe(model, name, source, settings)
+    TextEncoder(about)  # what each worker makes of it: raises here what it would raise there
     embeds = about.task in ("embedding", "sparse", "multi_vector")
     text = (TextSettings.from_folder if embeds else TextSettings.for_scores)(Path(model.folder))
     compute = Compute(model, about.pooling, about.score_ids, text)

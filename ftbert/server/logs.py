@@ -1,4 +1,4 @@
-"""Lines on standard error: what the processes do, each request where that is asked for, failures of the server always.
+"""Lines on standard error: what the processes do, requests where that is asked for, failures of the server always.
 
 Never a text, a key, a header, a body or a query string.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -43,9 +44,21 @@ def set_up(as_json: bool) -> None:
     LOG.propagate = False
 
 
-def say_where(host: str, port: int) -> None:
-    """That the server listens now."""
+def say_where(address: tuple[str, int], has_key: bool) -> None:
+    """That the server listens now. address: of the socket."""
+    host, port = address
     LOG.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+    warn_without_key(host, has_key)
+
+
+def warn_without_key(host: str, has_key: bool) -> None:
+    """Where other machines reach the address. host: a number or a name."""
+    try:
+        here = ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        here = host == "localhost"
+    if not here and not has_key:
+        LOG.warning("other machines reach %s without a key: set API_KEY, or listen on 127.0.0.1", host)
 
 
 class AccessLog:
@@ -56,8 +69,8 @@ class AccessLog:
         self._last, self._until, self._same = "", 0.0, 0
 
     def answered(self, request: Request, response: Response) -> None:
-        """When the answer is made. The status of a client that has gone is 499."""
-        if not self._every:
+        """When the answer is made, but to a probe. The status of a client that has gone is 499."""
+        if not self._every or (request.route is not None and request.route.probe):
             return
         values = {
             "method": request.method or "-",

@@ -93,14 +93,15 @@ def all_routes() -> Routes:
             info_routes.info, counted=False, gives=schemas.Info, words="TEI: the model and the limits; ?model=NAME"
         ),
         ("GET", "/health"): Route(
-            info_routes.health, public=True, counted=False, words="200, or 503 while requests are not answered"
+            info_routes.health, public=True, probe=True, counted=False,
+            words="200, or 503 while requests are not answered",
         ),
-        ("GET", "/ping"): Route(info_routes.health, public=True, counted=False),
+        ("GET", "/ping"): Route(info_routes.health, public=True, probe=True, counted=False),
         ("GET", "/live"): Route(
-            info_routes.live, public=True, counted=False, words="200 as long as the process answers"
+            info_routes.live, public=True, probe=True, counted=False, words="200 as long as the process answers"
         ),
         ("GET", "/metrics"): Route(
-            info_routes.metrics, public=True, counted=False, words="Prometheus' text, with TEI's names"
+            info_routes.metrics, public=True, probe=True, counted=False, words="Prometheus' text, with TEI's names"
         ),
         ("GET", "/version"): Route(
             info_routes.version, counted=False, gives=schemas.Version, words="the version of ftbert"

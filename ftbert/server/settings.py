@@ -24,7 +24,7 @@ class Settings:
     dtype: str | None = None
     parallel: str | None = None
     revision: str | None = None
-    hostname: str = "0.0.0.0"
+    hostname: str = "127.0.0.1"
     port: int = 3000
     workers: int | None = None
     api_key: str | None = None
@@ -70,12 +70,16 @@ class Settings:
 
 @dataclass(frozen=True)
 class Flag:
-    """name: as on the command line, without dashes; in the environment it is upper case with underscores."""
+    """name: as on the command line, without dashes; in the environment it is upper case with underscores. least, most:
+    of a number; a float may be any above 0 where it may be 1. also: other names on the command line."""
 
     name: str
     kind: type
     text: str
     in_environment: bool = True
+    least: int = 1
+    most: int | None = None
+    also: tuple[str, ...] = ()
 
     @property
     def field(self) -> str:
@@ -97,18 +101,19 @@ class Flag:
             value = self.kind(text)
         except ValueError:
             raise ValueError(f"{self.name}: expected a number; got {text!r}") from None
-        least = 0 if self.name in ("port", "workers", "drain-delay", "shutdown-timeout") else 1
-        if not (value >= least or (self.kind is float and 0 < value < 1)) or value == float("inf"):
-            raise ValueError(f"{self.name}: expected a number of at least {least}; got {text!r}")
+        small = value < self.least and not (self.kind is float and value > 0)
+        if small or value != value or value == float("inf") or (self.most is not None and value > self.most):
+            wanted = f"of at least {self.least}" if self.most is None else f"from {self.least} to {self.most}"
+            raise ValueError(f"{self.name}: expected a number {wanted}; got {text!r}")
         return value
 
 
 FLAGS = (
     # Docker sets HOSTNAME to the name of the container, which is not the address to listen on.
-    Flag("hostname", str, "address to listen on", in_environment=False),
-    Flag("port", int, "0: any free one"),
+    Flag("hostname", str, "address to listen on; 0.0.0.0: for other machines", in_environment=False, also=("host",)),
+    Flag("port", int, "0: any free one", least=0, most=65535),
     Flag("revision", str, "of a hub id: branch, tag or commit (default: its main branch)"),
-    Flag("workers", int, "processes for HTTP and tokenising; 0: all in one process (default: 0 on the CPU)"),
+    Flag("workers", int, "processes for HTTP and tokenising; 0: all in one process (default: 0 on the CPU)", least=0),
     Flag("api-key", str, "asked of every request but health, metrics and the page"),
     Flag("cors-allow-origin", str, "origins that a browser may call from, with commas; * for any"),
     Flag("max-concurrent-requests", int, "of one worker; more are answered 429"),
@@ -124,8 +129,8 @@ FLAGS = (
     Flag("header-timeout", float, "seconds in which a request's head must arrive"),
     Flag("body-timeout", float, "seconds in which its body must arrive"),
     Flag("keep-alive", float, "seconds that an idle connection is kept"),
-    Flag("drain-delay", float, "seconds between SIGTERM and the end of accepting"),
-    Flag("shutdown-timeout", float, "seconds that requests may take to finish after SIGTERM"),
+    Flag("drain-delay", float, "seconds between SIGTERM and the end of accepting", least=0),
+    Flag("shutdown-timeout", float, "seconds that requests may take to finish after SIGTERM", least=0),
     Flag("auto-truncate", bool, "cut texts that are too long, where the request does not say"),
     Flag("pooling", str, "as in encode: cls, mean, last, ..., or several as cls+mean (default: the model's)"),
     Flag("default-prompt", str, "put before every text"),

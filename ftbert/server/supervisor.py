@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ def serve(settings: Settings) -> int:
     from ftbert.server.worker import bind, run_one_process
 
     set_up(settings.json_output)
+    check_paths(settings.models)
     settings = dataclasses.replace(settings, workers=_workers(settings))
     alone = settings.workers == 0
     bound = bind(settings.hostname, settings.port, shared=False)  # fails where another server listens
@@ -42,10 +44,18 @@ def serve(settings: Settings) -> int:
         code = run_one_process(settings, bound)
     else:
         bound.close()
-        with bind(settings.hostname, port, shared=True):  # keeps the port; does not listen
-            code = _Supervisor(settings).run()
+        with bind(settings.hostname, port, shared=True) as kept:  # the port; does not listen
+            code = _Supervisor(settings, kept.getsockname()[:2]).run()
     LOG.info("ended with exit code %d", code)
     return code
+
+
+def check_paths(models: Iterable[tuple[str, str]]) -> None:
+    """FileNotFoundError for what can be a path alone and is not there: loading would say it seconds later, while the
+    server listens."""
+    for _, source in models:
+        if source.startswith(("/", "./", "../", "~")) and not Path(source).exists():
+            raise FileNotFoundError(f"{source}: expected a model folder (with config.json and weights) or a hub id")
 
 
 def _workers(settings: Settings) -> int:
@@ -82,8 +92,10 @@ class _Child:
 
 
 class _Supervisor:
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    """address: that the workers listen on."""
+
+    def __init__(self, settings: Settings, address: tuple[str, int]) -> None:
+        self._settings, self._address = settings, address
         self._made = ServerFolder()
         self._folder = self._made.path
         self._listens = False
@@ -140,7 +152,7 @@ class _Supervisor:
             child.beats, child.begun, child.silent = beats, True, 0.0
             if child.told["role"] == "worker" and not self._listens:
                 self._listens = True
-                say_where(self._settings.hostname, self._settings.port)
+                say_where(self._address, self._settings.api_key is not None)
         elif child.begun:
             child.silent += passed
         child.stopped = child.stopped + passed if child.silent and _is_stopped(child.process.pid) else 0.0

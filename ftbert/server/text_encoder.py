@@ -11,7 +11,7 @@ import numpy as np
 
 from ftbert.server.description import Description
 from ftbert.server.errors import ApiError, validation
-from ftbert.text import FastTokenizer, LimitedPairs, TemplateEncoder, Tokens, tokens_of
+from ftbert.text import FastTokenizer, LimitedPairs, TemplateEncoder, Tokens, panics_as_errors, tokens_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,7 +49,8 @@ class TextEncoder:
         from tokenizers import Tokenizer
 
         self.about = description
-        self.whole: Any = Tokenizer.from_str(description.tokenizer)
+        with panics_as_errors():
+            self.whole: Any = Tokenizer.from_str(description.tokenizer)
         self.whole.encode_special_tokens = description.encode_special_tokens
         self._fast = FastTokenizer(self.whole, description.token_types > 1)
         self._templates = TemplateEncoder(self.whole, self._fast.cutter)

@@ -97,7 +97,7 @@ async def serve_here(
     app = App(settings, links, rows, Row(rows[0]), all_routes())
     server = HttpServer(app, bound)
     await server.start()
-    say_where(*bound.getsockname()[:2])
+    say_where(bound.getsockname()[:2], settings.api_key is not None)
     ending = stop or _on_signals()
     loading = asyncio.create_task(asyncio.to_thread(_load_all, settings, links, rows, load))
     waiting = asyncio.create_task(ending.wait())

@@ -14,6 +14,7 @@ from ftbert.text.charsmap import check_charsmaps
 from ftbert.text.fast_tokenizer import FastTokenizer
 from ftbert.text.options import TextOptions, check_pooling
 from ftbert.text.pairs import LimitedPairs
+from ftbert.text.panics import panics_as_errors
 from ftbert.text.settings import OtherVectors, TextSettings
 from ftbert.text.templates import PairTemplate, TemplateEncoder
 from ftbert.text.token_arrays import SparseVector, entries_of, lexical, tokens_kept, unweighted
@@ -41,6 +42,7 @@ __all__ = [
     "TextOptions", "TextSettings", "TokenLabels", "Tokenizer", "Tokens", "Upload", "Window", "Workers", "batches_of",
     "by_token_budget", "check_charsmaps", "check_pooling", "check_ranges", "compute_windows", "dense_of", "embedding",
     "entries_of", "joined", "launch", "lexical", "load_tokenizer", "multi_vector_embedding", "next_logits", "pack",
+    "panics_as_errors",
     "quantized", "ranges_of", "score_ids", "score_task", "sharing", "skipped_ids", "sparse_embedding", "splade_rows",
     "stored_as", "text_options", "text_vectors", "token_states", "token_vectors", "token_weights", "tokenizer_of",
     "tokens_kept", "tokens_of", "unweighted",
