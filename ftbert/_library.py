@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from ftbert import cores
 from ftbert.torch_release import torch_release
 
 _LIBRARY = Path(__file__).parent / "lib" / "libftbert.so"
@@ -21,7 +22,8 @@ def library_path() -> Path:
 @cache
 def load_library() -> None:
     """Registers `torch.ops.ftbert` and `torch.classes.ftbert`, which `torch.jit.load` and `torch.export.load` need
-    before they meet a model of ftbert. Once is enough. ImportError says how to build when it cannot."""
+    before they meet a model of ftbert. Once is enough. Torch's number of threads then follows the affinity and the CPU
+    quota (ftbert/cores.py). ImportError says how to build when it cannot."""
     if not _LIBRARY.exists():
         raise ImportError(
             f"ftbert's compiled library is missing ({_LIBRARY.name} beside {Path(__file__).name}); "
@@ -38,6 +40,7 @@ def load_library() -> None:
     from ftbert import _fake
 
     _fake.register()
+    cores.take()
 
 
 def _check_torch() -> None:
@@ -54,11 +57,12 @@ def _check_torch() -> None:
 
 
 def build_info() -> dict[str, str]:
-    """How the library was built and what it can use here: keys cuda, cuda_reason, cpu_isa, gemm, torch, ..."""
+    """How the library was built and what it can use here: keys cuda, cuda_reason, cpu_isa, gemm, torch,
+    threads, ..."""
     load_library()
     info = dict(torch.ops.ftbert.build_info())
     info["torch"] = torch.__version__
-    info["threads"] = str(torch.get_num_threads())
+    info |= cores.told()
     if torch.cuda.is_available():
         for i in range(torch.cuda.device_count()):
             major, minor = torch.cuda.get_device_capability(i)

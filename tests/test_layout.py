@@ -47,6 +47,7 @@ PYTHON = (
     "user_cache",
     "_library",
     "_fake",
+    "cores",
     "dtypes",
     "own_classes",
     "padded_batches",

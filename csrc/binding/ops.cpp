@@ -92,6 +92,12 @@ StringDict build_info() {
   return info;
 }
 
+c10::Dict<std::string, bool> busy_cores_info() {
+  c10::Dict<std::string, bool> info;
+  for (const auto& [name, is] : busy_cores()) info.insert(name, is);
+  return info;
+}
+
 // A GEMM operand in the layout that the encoder keeps on the CPU, so that a loader need not hold both.
 Tensor pack(const Tensor& weight) {
   plain("weight", weight);
@@ -223,6 +229,8 @@ TORCH_LIBRARY(ftbert, m) {
   m.def("weight_specs(str config) -> ((str, int[], bool, str)[])", &list_weights);
   m.def("build_info() -> Dict(str, str)", &build_info);
   m.def("activations() -> Dict(str, str)", &activations);
+  m.def("follow_busy_cores(bool on, bool? crowded=None) -> bool", &follow_busy_cores);
+  m.def("busy_cores() -> Dict(str, bool)", &busy_cores_info);
   define_op(m, "pack_weight(Tensor weight) -> Tensor", &pack);
   define_op(m, "pack_q8_0(Tensor values, Tensor scales) -> Tensor", &pack_blocks);
 }

@@ -162,7 +162,7 @@ CheckedInput unpad(Context<Device>& context, at::Device device, const EncoderCon
       }
     }
   } else {
-    CallContext<Cpu> cpu(at::kCPU);
+    CallContext<Cpu> cpu(at::kCPU, /*measures=*/device.is_cpu());
     find_all(cpu.context, &info);
     if (device.is_cuda()) {
       for (at::Tensor* counted : {&out.cu_seqlens, &out.to_padded, &out.to_packed})

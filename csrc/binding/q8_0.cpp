@@ -3,7 +3,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 
-#include "binding/forked.h"
+#include "binding/team.h"
 #include "binding/tensors.h"
 #include "core/check.h"
 #include "core/q8_0.h"
@@ -48,7 +48,7 @@ at::Tensor pack_q8_0(const at::Tensor& values, const at::Tensor& scales) {
                " and columns of ", kQ8TileDepth, ", got [", n, ", ", k, "]");
   const at::Tensor numbers = values.detach().contiguous(), factors = scales.detach().contiguous();
   if (!numbers.is_cpu()) return tiles_of(numbers, factors);
-  one_thread_if_forked();
+  const Team team;
   at::Tensor panels = at::empty({q8_0_panel_bytes(n, k)}, numbers.options().dtype(at::kByte));
   ftbert::pack_q8_0(numbers.const_data_ptr<int8_t>(), static_cast<const half_t*>(factors.const_data_ptr()), n, k,
                     panels.mutable_data_ptr());
@@ -58,7 +58,7 @@ at::Tensor pack_q8_0(const at::Tensor& values, const at::Tensor& scales) {
 std::pair<at::Tensor, at::Tensor> unpack_q8_0(const at::Tensor& packed, at::IntArrayRef shape) {
   const int64_t n = shape[0], k = shape[1];
   if (!packed.is_cpu()) return matrix_of(packed, n, k);
-  one_thread_if_forked();
+  const Team team;
   at::Tensor values = at::empty({n, k}, packed.options().dtype(at::kChar));
   at::Tensor scales = at::empty({n, k / kQ8Block}, packed.options().dtype(at::kHalf));
   ftbert::unpack_q8_0(packed.const_data_ptr(), n, k, values.mutable_data_ptr<int8_t>(),

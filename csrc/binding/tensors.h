@@ -5,7 +5,7 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include "binding/forked.h"
+#include "binding/team.h"
 #include "binding/tf32.h"
 #include "binding/torch_products.h"
 #include "core/check.h"
@@ -97,11 +97,10 @@ struct CallContext;
 
 template <>
 struct CallContext<Cpu> {
-  explicit CallContext(const at::Device&) {
-    one_thread_if_forked();
-    context.products = &products;
-  }
+  // measures: Team's
+  explicit CallContext(const at::Device&, bool measures = true) : team(measures) { context.products = &products; }
   Context<Cpu>& for_products(size_t = 0) { return context; }
+  Team team;
   TorchProducts products;
   Context<Cpu> context;
 };

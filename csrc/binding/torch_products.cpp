@@ -12,7 +12,7 @@
 #include <cstring>
 #include <utility>
 
-#include "binding/forked.h"
+#include "binding/team.h"
 #include "core/check.h"
 #include "kernels/isa.h"
 #include "kernels/kernels.h"
@@ -93,7 +93,7 @@ struct OneThread {
 }  // namespace
 
 at::Tensor pack_weight(const at::Tensor& weight) {
-  one_thread_if_forked();
+  const Team team;
   const at::Tensor plain = weight.detach().contiguous();
   if (plain.scalar_type() == at::kChar) {
     const IsaKernels& isa = isa_kernels();
@@ -129,7 +129,7 @@ bool has_shape(const at::Tensor& weight, at::IntArrayRef shape) {
 }
 
 at::Tensor unpack_weight(const at::Tensor& packed, at::IntArrayRef shape) {
-  one_thread_if_forked();
+  const Team team;
   if (packed.is_mkldnn()) return packed.to_dense();
   if (packed.scalar_type() == at::kByte) {
     at::Tensor weight = at::empty(shape, packed.options().dtype(at::kChar));

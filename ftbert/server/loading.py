@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ftbert import cores
 from ftbert.server.batcher import Batch, Limits, Span
 from ftbert.server.description import Description, describe
 from ftbert.server.engine import Engine
@@ -61,8 +62,8 @@ def load_engine(
     models are loaded at the same time.
     """
     with _IMPORTING:
-        import torch
-        from transformers import activations, modeling_outputs  # noqa: F401 - what load comes to
+        import torch  # noqa: F401 - what load comes to
+        from transformers import activations, modeling_outputs  # noqa: F401
 
         from ftbert.converters import open_checkpoint
         from ftbert.loaded_types import has_own_dtype
@@ -70,7 +71,7 @@ def load_engine(
         from ftbert.server.compute import Compute
 
     if threads is not None:
-        torch.set_num_threads(threads)
+        cores.share(threads)
     name, source = settings.models[which]
     LOG.info("%s is loaded on %s", name, device)
     began = time.monotonic()
@@ -90,6 +91,8 @@ def load_engine(
     }  # fmt: skip
     kind = kinds.get(about.task, Kind.LOGITS)
     loaded = time.monotonic()
+    if model.device.type == "cpu":
+        LOG.info("%s computes on %s", name, cores.sentence())
     with alone(device):
         waited = time.monotonic()
         budget, rate = timed(compute, kind, about, settings)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ftbert.cores import cores, wish
 from ftbert.server.logs import LOG, say_where, set_up
 from ftbert.server.metrics import Row, open_rows
 from ftbert.server.process import ServerFolder, check_extra, socket_path, wait_for_signal
@@ -63,7 +64,7 @@ def _workers(settings: Settings) -> int:
         return settings.workers
     if all(device == "cpu" for device in settings.engines):
         return 0
-    return min(max(1, len(os.sched_getaffinity(0)) - 2), 8)
+    return min(max(1, cores().number - 2), 8)
 
 
 def _is_stopped(process: int) -> bool:
@@ -103,7 +104,7 @@ class _Supervisor:
         rows = workers + models * devices
         common = {"settings": settings.to_json(), "folder": str(self._folder), "rows": rows}
         on_cpu = models * settings.engines.count("cpu")
-        threads = max(1, len(os.sched_getaffinity(0)) // on_cpu) if on_cpu > 1 else None
+        threads = max(1, cores().number // on_cpu) if on_cpu > 1 and wish() is None else None
         self._workers = [_Child({**common, "role": "worker", "index": i}) for i in range(workers)]
         self._engines = [
             _Child({**common, "role": "engine", "index": workers + model * devices + device, "model": model,

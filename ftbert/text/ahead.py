@@ -8,13 +8,13 @@ nothing as long as a core is free.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import accumulate
 from typing import Any, TypeVar
 
+from ftbert.cores import cores
 from ftbert.text.tokens import Text, Tokens, joined
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ def in_turn(windows: Iterable[tuple[T, Sequence[Text]]], encode: Encode) -> Gene
 
 def ahead(windows: Iterable[tuple[T, Sequence[Text]]], encode: Encode) -> Generator[tuple[T, Tokens], None, None]:
     """As `in_turn`, with threads; order and errors are the same. Closing it ends them. encode: thread-safe."""
-    threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+    threads = min(_MOST_THREADS, cores().number)
     with ThreadPoolExecutor(threads, thread_name_prefix=_THREADS) as pool:
 
         def submitted() -> Generator[tuple[T, list[Future[Tokens]]], None, None]:

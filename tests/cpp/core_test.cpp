@@ -13,6 +13,7 @@
 
 #include "core/byte_rows.h"
 #include "core/check.h"
+#include "core/crowding.h"
 #include "encoder.h"
 #include "gemm/gemm.h"
 #include "kernels/isa.h"
@@ -551,6 +552,40 @@ void a_cache_has_rows_that_a_gpu_reads() {
 }
 
 // Of each size one tile and more, whole and not, in one cut of the depth and several.
+// "1" where cores are busy, behind each of the spans of 1/16 s in which a team's threads wait for a core for so large a
+// share of their time, in so many turns.
+void crowding_is_seen() {
+  struct Span {
+    std::vector<double> shares;
+    double turns = 4;
+  };
+  const auto states = [](const std::vector<Span>& spans, bool crowded) {
+    Crowding cores(crowded);
+    std::string found;
+    double now = 0;
+    for (const Span& span : spans) {
+      now += 0.0625;
+      std::vector<ThreadTime> team;
+      for (const double share : span.shares) team.push_back({0.1 * (1 - share), 0.1 * share, span.turns});
+      cores.observe(now, team);
+      found += cores.crowded() ? "1" : "0";
+    }
+    return found;
+  };
+  const Span busy{{0.6, 0.6}}, used{{0.2, 0.2}}, free{{0.02, 0.02}}, woken{{0.4, 0.4}, 1000};
+  const Span one{{0.5, 0, 0, 0, 0, 0, 0, 0}}, two{{0.5, 0.5, 0, 0, 0, 0, 0, 0}};
+  expect(states({busy, used, busy, busy, used}, false) == "00011", "waiting twice in a row is crowding until it ends");
+  expect(states({woken, woken, woken}, false) == "000", "being woken is no waiting");
+  expect(states({one, one, two, two}, false) == "0001", "a fourth of the team");
+  expect(states({free, free, free, free, free, free}, true) == "111100", "a quarter of a second of free cores");
+  expect(states({woken, woken, woken, woken, woken}, true) == "11110", "threads that sleep are woken");
+  expect(states({free, free, free, used, free, free, free, free}, true) == "11111111", "free without a break");
+  std::vector<Span> spans(5, free);
+  spans.insert(spans.end(), 2, busy);
+  spans.insert(spans.end(), 9, free);
+  expect(states(spans, true) == "1111001111111110", "twice as long after a try that failed");
+}
+
 void panel_product_matches() {
   std::mt19937 engine(0);
   std::normal_distribution<float> normal;
@@ -647,6 +682,7 @@ int main() {
       {"what forward cannot run is an error", what_forward_cannot_run_is_an_error},
       {"unread matrices are errors", unread_matrices_are_errors},
       {"a cache has rows that a GPU reads", a_cache_has_rows_that_a_gpu_reads},
+      {"crowding is seen", crowding_is_seen},
       {"panel product matches", panel_product_matches},
       {"int8 product matches", int8_product_matches},
   };
