@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ftbert.checkpoint import expect_file, shown
+from ftbert.checkpoint import expect_file, sample_of, shown
 from ftbert.converters.gguf_q8_0 import q8_0_planes
 from ftbert.converters.gguf_types import TYPES, GgufType, to_torch
 
@@ -66,6 +66,11 @@ class GgufFile:
             return q8_0_planes(self._bytes(tensor).reshape(tensor.shape[0], -1))
         except ValueError as error:
             raise ValueError(f"{self.path}: {name}: {error}") from error
+
+    def sample(self, name: str) -> str:
+        """As of TensorSource, of the bytes as they are stored."""
+        start, size = self.tensors[name].start, self.tensors[name].size
+        return sample_of(lambda begin, end: os.pread(self._file.fileno(), end - begin, start + begin), size)
 
     def _bytes(self, tensor: GgufTensor) -> NDArray[np.uint8]:
         """Read, not mapped: a mapping of a file that was cut short ends the process."""

@@ -46,6 +46,9 @@ class GgufSource(TensorSource):
     def is_quantised(self, name: str) -> bool:
         return not self._tensor(name).type.is_float
 
+    def sample(self, name: str) -> str:
+        return self.file.sample(self._names[name])
+
     def in_blocks(self, name: str) -> bool:
         return self._tensor(name).type.name == "Q8_0"
 

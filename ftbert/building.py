@@ -16,6 +16,7 @@ from ftbert.checkpoint import (
     EncoderConfig,
     HeadConfig,
     cut,
+    digest_of,
     shard_of,
     stages_of,
 )
@@ -39,12 +40,17 @@ class Built(NamedTuple):
 
 class Ranks(NamedTuple):
     """Who shares a model: the first of these ranks is first, and there are `size`. group: the name of the process group
-    that they are processes of; "": all are here, one on each device. stages: each has layers, not a share of all."""
+    that they are processes of; "": all are here, one on each device. stages: each has layers, not a share of all.
+    comparisons: the name of the group through which processes compare their calls, "" where they do not; contents: of
+    tensors on a GPU too. model: which one it is, for people."""
 
     first: int = 0
     size: int = 1
     group: str = ""
     stages: bool = False
+    comparisons: str = ""
+    contents: bool = False
+    model: str = ""
 
 
 ALONE = Ranks()
@@ -59,10 +65,11 @@ def build(
     live: torch.nn.Module | None = None,
     ranks: Ranks = ALONE,
     verify: bool = True,
+    digests: dict[str, str] | None = None,
 ) -> Built:
     """places: of each rank that is here; heads are on the first, where ids come and results go. asked: None for "auto".
-    live: the module that `checkpoint` was opened from. verify: of 8-bit weights in the user's cache too. Raises what
-    `ftbert.load` does."""
+    live: the module that `checkpoint` was opened from. verify: of 8-bit weights in the user's cache too. digests:
+    gets that of each of the encoder's tensors, by name, where all ranks read all. Raises what `ftbert.load` does."""
     place = places[0]
     element, quantizes_to = types_of(checkpoint, place, asked)
     check_range(checkpoint.config.encoder.embedding_scale, element, stacklevel=4)
@@ -75,7 +82,7 @@ def build(
     else:
         opened = live_in_8_bits(checkpoint, quantizes_to, place, live)
     with opened as stored:
-        return _build(checkpoint, stored, places, element, attention, heads, ranks)
+        return _build(checkpoint, stored, places, element, attention, heads, ranks, digests)
 
 
 def _build(
@@ -86,11 +93,12 @@ def _build(
     attention: str,
     heads: bool,
     ranks: Ranks,
+    digests: dict[str, str] | None,
 ) -> Built:
     """stored: what the encoder's weights are read from, `checkpoint` or the same model with 8-bit matrices. element: of
     the matrices that are not."""
     note_fork()
-    encoder = _encoder(stored, places, element, attention, ranks)
+    encoder = _encoder(stored, places, element, attention, ranks, None if ranks.stages else digests)
     loaded = _load_heads(checkpoint, places[0], stream_dtype(places[0], element)) if heads else []
     return Built(encoder, checkpoint, loaded, stored.config)
 
@@ -105,7 +113,12 @@ class _Part(NamedTuple):
 
 
 def _encoder(
-    stored: Checkpoint, places: Sequence[torch.device], element: torch.dtype, attention: str, ranks: Ranks
+    stored: Checkpoint,
+    places: Sequence[torch.device],
+    element: torch.dtype,
+    attention: str,
+    ranks: Ranks,
+    digests: dict[str, str] | None,
 ) -> Any:
     """stored: what its weights are read from, the user's checkpoint or the same model with 8-bit matrices. element: of
     the matrices that are not."""
@@ -118,6 +131,8 @@ def _encoder(
 
     def shares(name: str, dtype: torch.dtype) -> list[tuple[_Part, torch.Tensor]]:
         tensor = stored.read(name, dtype)
+        if digests is not None:
+            digests[name] = digest_of(tensor)
         return [
             (part, tensor if part.config.shard is None else cut(name, tensor, whole, part.shapes, part.config))
             for part in parts
@@ -148,10 +163,14 @@ def _encoder(
     if ranks.stages:
         shared = {WORD_TABLE: _word_table(stored, parts[0], stream_dtype(places[0], element))}
         firsts = [config.stage.first_layer for config in configs if config.stage is not None]
-        return torch.classes.ftbert.Encoder.pipeline_parallel(made, whole.text(), firsts, shared, ranks.group)
+        return torch.classes.ftbert.Encoder.pipeline_parallel(made, whole.text(), firsts, shared, *_processes(ranks))
     if ranks.group:
-        made[0].join(ranks.group)
+        made[0].join(*_processes(ranks))
     return made[0] if len(made) == 1 else torch.classes.ftbert.Encoder.tensor_parallel(made)
+
+
+def _processes(ranks: Ranks) -> tuple[str, str, bool, str]:
+    return ranks.group, ranks.comparisons, ranks.contents, ranks.model
 
 
 def _configs(whole: EncoderConfig, ranks: Ranks) -> list[EncoderConfig]:

@@ -26,7 +26,7 @@ from ftbert.load_arguments import ANSWERS, SAME, asked_dtype
 from ftbert.loaded_types import has_own_dtype
 from ftbert.module import EncoderModule
 from ftbert.outputs import output
-from ftbert.parallel import find_ranks, told_sums
+from ftbert.parallel import agreed, find_ranks, told_checkpoint, told_sums
 from ftbert.replicas import Replicated, replicate, where_the_ids_are
 from ftbert.text import TextModel
 from ftbert.tuning import gemm_table
@@ -103,7 +103,11 @@ def load(
         for place in places:
             check_dtype(place, asked)
     source = _source(source)
-    checkpoint = open_checkpoint(source, filename=filename, revision=revision, token=token, verify=verify)
+    checkpoint = agreed(
+        ranks, places[0],
+        lambda: open_checkpoint(source, filename=filename, revision=revision, token=token, verify=verify),
+        lambda opened: told_checkpoint(opened, ranks, places[0], dtype=dtype, attention=attention, heads=heads),
+    )  # fmt: skip
     if heads and checkpoint.config.left_out:
         warnings.warn(f"{checkpoint.source.where}: {checkpoint.config.left_out}", stacklevel=2)
     if cut := cut_texts(checkpoint.config.huggingface):
@@ -111,7 +115,12 @@ def load(
     asked = torch.float32 if dtype is None and not has_own_dtype(checkpoint) else asked
     live = source if isinstance(source, torch.nn.Module) else None
     together = places if ranks.size > 1 else places[:1]
-    model = Model(*build(checkpoint, together, asked, attention, heads, live, ranks, verify))
+    digests: dict[str, str] | None = {} if ranks.group else None
+    model = agreed(
+        ranks, places[0],
+        lambda: Model(*build(checkpoint, together, asked, attention, heads, live, ranks, verify, digests)),
+        lambda _: {f"the weights of {name}": digest for name, digest in (digests or {}).items()},
+    )  # fmt: skip
     if live is not None:
         check_loaded(model, live)
     if prompts is not None:

@@ -3,10 +3,13 @@
 families: each family with every mask equals the model of one process; of shards then a decoder's texts, which stages
 refuse. calls: so do calls of every kind, of which some are large and some wrong. killed, raising: after one call the
 last rank ends by SIGKILL or an exception in the middle of calls, and the others say in which words they learned of it.
+loads, strays: the last rank asks for another model, or makes another call, than the others: an error in words on all of
+them, and what follows is right.
 """
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import sys
@@ -86,6 +89,67 @@ def calls(parallel: str, device: str) -> str:
     return f"{len(of_calls)} calls"
 
 
+def told(work: Callable[[], Any]) -> str:
+    try:
+        work()
+    except (RuntimeError, ValueError, OSError) as error:
+        return str(error)
+    return "nothing"
+
+
+def is_last() -> bool:
+    return distributed.get_rank() == distributed.get_world_size() - 1
+
+
+def loads(parallel: str, device: str) -> str:
+    """What all ranks said of each, a line each."""
+    model = make_bert(num_attention_heads=4, num_hidden_layers=4, intermediate_size=1024)
+    other_config = make_bert(num_attention_heads=4, num_hidden_layers=4, intermediate_size=256)
+    other_weights = copy.deepcopy(model)
+    for tensor in other_weights.state_dict().values():
+        tensor.mul_(1.01)
+    one_number = copy.deepcopy(model)  # which no sample sees; of stages each reads its own
+    one_number.encoder.layer[0].intermediate.dense.weight.data.view(-1)[2500] += 1
+    tries: dict[str, tuple[Any, dict[str, Any]]] = {
+        "weights": (other_weights, {}),
+        "config": (other_config, {}), "missing": ("./nowhere", {}), "path": (model, {"attention": "general"}),
+        **({"number": (one_number, {})} if parallel == "tensor" else {}),
+    }  # fmt: skip
+    found = []
+    for what, (source, given) in tries.items():
+        mine, how = (source, given) if is_last() else (model, {})
+        found.append(f"{what}: {told(lambda mine=mine, how=how: ftbert.load(mine, device, parallel=parallel, **how))}")  # type: ignore[misc]
+    ids = torch.randint(5, 100, (2, 9), generator=torch.Generator().manual_seed(0)).to(device)
+    wanted = ftbert.load(model, device)(ids).last_hidden_state
+    assert_close(ftbert.load(model, device, parallel=parallel)(ids).last_hidden_state, wanted, atol=2e-5, rtol=2e-5)
+    return "\n".join(found)
+
+
+def strays(parallel: str, device: str) -> str:
+    """What all ranks said of each, a line each."""
+    reference = make_bert(num_attention_heads=4, num_hidden_layers=4)
+    model, second = (ftbert.load(reference, device, parallel=parallel) for _ in range(2))
+    ids = torch.randint(5, 100, (2, 30), generator=torch.Generator().manual_seed(0)).to(device)
+    mask, cu = torch.ones_like(ids), torch.tensor([0, 30, 60], dtype=torch.int32, device=device)
+    tries: dict[str, Callable[[], Any]] = {
+        "length": lambda: model(ids[:, 1:]), "batch": lambda: model(ids[:1]), "ids": lambda: model(ids.flip(1)),
+        "mask": lambda: model(ids, mask), "type": lambda: model(ids.int()), "model": lambda: second(ids),
+        "want": lambda: model(ids, output_hidden_states=True),
+        "packed": lambda: model.forward_packed(ids.view(-1), cu, 30), "wrong": lambda: model(ids[:, 0]),
+    }  # fmt: skip
+    wanted = ftbert.load(reference, device)(ids).last_hidden_state
+    found = []
+    for what, stray in tries.items():
+        found.append(f"{what}: {told(stray if is_last() else lambda: model(ids))}")
+        assert_close(model(ids).last_hidden_state, wanted, atol=2e-5, rtol=2e-5, what=f"behind {what}")
+    if parallel == "tensor":
+        speaker = ftbert.load(made(DECODERS[0]), device, parallel=parallel)
+        prompts = [one.tolist() for one in texts(DECODERS[0])]
+        other = [[*one[:-1], one[-1] ^ 1] for one in prompts] if is_last() else prompts
+        found.append(f"prompt: {told(lambda: speaker.generate_ids(other, max_new_tokens=3))}")
+    return "\n".join(found)
+
+
 def killed(parallel: str, device: str) -> str:
     return until_the_last_leaves(lambda: os.kill(os.getpid(), signal.SIGKILL), parallel, device)
 
@@ -119,5 +183,7 @@ def rank_process(rank: int, ranks: int, store: str, what: str, parallel: str, de
         "nccl" if device == "cuda" else "gloo", init_method=f"file://{store}", rank=rank, world_size=ranks,
         timeout=timedelta(seconds=30),
     )  # fmt: skip
-    of = {"families": families, "calls": calls, "killed": killed, "raising": raising}
+    of = {
+        "families": families, "calls": calls, "loads": loads, "strays": strays, "killed": killed, "raising": raising,
+    }  # fmt: skip
     said.send(of[what](parallel, device))

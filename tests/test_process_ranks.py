@@ -79,6 +79,39 @@ def test_every_call_of_stages(kind: str, tmp_path: Path) -> None:
     assert_done(run(tmp_path, 3, "calls", "pipeline", kind), r"\d\d calls")
 
 
+OTHERS = {
+    "weights": "rank 1 differs from rank 0 in the weights of .*and \\d+ more",
+    "config": r"config\.encoder\.layer.*inter \(256, there 1024\)",
+    "missing": "rank 1 has failed: FileNotFoundError|expected a model folder",
+    "path": r"rank 1 differs from rank 0 in attention \(general, there auto\)",
+    "number": r"rank 1 differs from rank 0 in the weights of layers\.0\.ffn\.up\.weight \(\w+, there \w+\)$",
+}
+STRAYS = {
+    "length": r"input_ids: Long \[2, 29\] on cpu, contents \w+, where rank 0 has input_ids: Long \[2, 30\]",
+    "batch": r"input_ids: Long \[1, 30\]",
+    "ids": r"than rank 0: input_ids: Long \[2, 30\] on cpu, contents (\w+), where .*\[2, 30\] on cpu, contents (?!\1)\w+\.",
+    "mask": r"than rank 0: attention_mask: Long \[2, 30\] on cpu, contents \w+, where rank 0 has attention_mask: none\.",
+    "type": r"input_ids: Int \[2, 30\]", "model": r"model: the 2\. of .*, where rank 0 has model: the 1\.",
+    "want": "want: hidden_states, pooled, where rank 0 has want: tokens, pooled", "packed": r"cu_seqlens: Int \[3\]",
+    "wrong": r"input_ids: Long \[2\]", "prompt": r"next tokens: Long \[\d+\] on cpu, contents",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("parallel", ["tensor", "pipeline"])
+@pytest.mark.parametrize(("what", "expected"), [("loads", OTHERS), ("strays", STRAYS)])
+def test_a_rank_that_does_something_else(
+    what: str, expected: dict[str, str], parallel: str, tmp_path: Path
+) -> None:
+    """Every rank says which, in what, and goes on."""
+    found = run(tmp_path, 2, what, parallel, "cpu")
+    assert [code for code, _ in found] == [0, 0], found
+    for _, said in found:
+        words = dict(line.split(": ", 1) for line in said.splitlines())
+        assert words.keys() >= expected.keys() - {"number", "prompt"} and len(words) >= len(expected) - 1
+        for name, one in words.items():
+            assert re.search(expected[name], one), f"{name}: {one}"
+
+
 @pytest.mark.parametrize("parallel", ["tensor", "pipeline"])
 @pytest.mark.parametrize(("what", "exit_code"), [("killed", -9), ("raising", 1)])
 def test_a_rank_that_leaves_ends_the_others(what: str, exit_code: int, parallel: str, tmp_path: Path) -> None:

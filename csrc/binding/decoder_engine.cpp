@@ -5,8 +5,10 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/InferenceMode.h>
 
+#include "binding/call_words.h"
 #include "binding/decode_steps.h"
 #include "binding/padding.h"
+#include "binding/process_group.h"
 #include "binding/ranks.h"
 #include "decoder.h"
 
@@ -46,6 +48,17 @@ class DecoderEngineOf : public DecoderEngine {
     const std::shared_ptr<Communicator<Device>> communicator = encoder_.engine().communicator().of<Device>();
     on.context.communicator = communicator.get();
     const std::unique_lock<std::mutex> alone = communicator ? communicator->alone() : std::unique_lock<std::mutex>();
+    const std::shared_ptr<const ProcessGroup> processes = encoder_.engine().communicator().processes;
+    return alike(
+        processes.get(), [&] { return lines_of(call, processes->contents()); },
+        [&] { return run_call(on, call, communicator.get()); });
+  }
+
+  int64_t recorded() const override { return steps_.recorded(); }
+
+ private:
+  at::Tensor run_call(CallContext<Device>& on, const DecoderCall& call, Communicator<Device>* communicator) {
+    const at::Device device = encoder_.device();
     if (!encoder_.engine().uses_cuda_graphs())
       steps_.clear();
     else if (call.is_step())
@@ -75,9 +88,6 @@ class DecoderEngineOf : public DecoderEngine {
     return made.narrow(0, 0, batch.output_rows());
   }
 
-  int64_t recorded() const override { return steps_.recorded(); }
-
- private:
   const EncoderClass& encoder_;
   CacheMemory& memory_;
   const Decoder<Device, T> decoder_;

@@ -178,8 +178,7 @@ EncoderClass::EncoderClass(const Stages& stages)
   attention_ = first.attention_, device_ = first.device_, dtype_ = first.dtype_;
   for (const auto& stage : stages.here)
     matrix_dtypes_.insert(stage->matrix_dtypes_.begin(), stage->matrix_dtypes_.end());
-  engine_ =
-      stages.process_group.empty() ? make_engine_of_stages(stages) : make_engine_of_process_stages(stages, config_);
+  engine_ = stages.processes ? make_engine_of_process_stages(stages, config_) : make_engine_of_stages(stages);
 }
 
 TensorDict EncoderClass::weights() const {

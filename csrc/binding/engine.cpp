@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <set>
 
+#include "binding/call_words.h"
 #include "binding/encoder_class.h"
 #include "binding/padding.h"
+#include "binding/process_group.h"
 #include "binding/ranks.h"
 #include "binding/replay.h"
 #include "binding/sum_time.h"
@@ -40,55 +42,24 @@ class EngineOf : public Engine {
     CallContext<Device> on(device_);
     on.context.communicator = communicator_.get();
     const std::unique_lock<std::mutex> alone = communicator_ ? communicator_->alone() : std::unique_lock<std::mutex>();
-    const EncoderConfig& c = encoder_.config();
-    FTBERT_CHECK(!call.rows || asks_for(wants, Want::rows), "rows: nothing of `want` reads them");
-    Result r{call.cu_seqlens ? check_packed<Device>(on.context, device_, c, call.input_ids, *call.cu_seqlens,
-                                                    call.max_seqlen, call.token_type_ids)
-                             : unpad<Device>(on.context, device_, c, call.input_ids, call.attention_mask,
-                                             call.token_type_ids, call.hidden ? Wait::first : wait(wants))};
-    FTBERT_CHECK(r.input.padded() || !asks_for(wants, Want::packed_index),
-                 "want: packed_index is of padded ids; these are packed");
-    std::optional<SharedPrefix<Device>> prefix;
-    if (call.shared_prefix != 0) {
-      share_prefix(r.input, call.shared_prefix, call.max_seqlen);
-      prefix.emplace(c, attention_path(), kDType<T>, r.input.batch);
-    }
-    if (asks_for(wants, Want::rows)) choose_rows(r.input, call.rows);
-    // Here nothing can be wrong with the call any more: a stage in another process sees that, too, and has sent.
-    if (call.hidden) go_on_from(r.input, call.hidden(r.input.batch.tokens()), c.hidden, kDType<T>);
-    r.named = r.input.batch.rows;
-    r.input.batch.rows = r.rows_of(rows_read(wants));
-
-    using Lease = typename Replay<Device, T>::Lease;
-    const bool states = asks_for(wants, Want::hidden_states);
-    // Its memory, until this returns. A recording has no scratch for weights, and serves no shared prefix.
-    const bool direct = states || call.shared_prefix > 0 || weight_scratch(on.context, r.input.batch) > 0 ||
-                        (communicator_ && !communicator_->records());
-    const Lease replayed = direct ? Lease() : replay_.run(on.context, r.input.batch);
-    if (replayed) {
-      r.hidden = replayed.hidden();
-    } else {
-      HiddenStateHook<T> hook;
-      if (states) hook = keep_states(on.context, r);
-      r.memory = run(on, r.input, prefix, hook);
-      r.hidden = data<T>(r.memory);
-    }
-    std::vector<at::Tensor> made;
-    for (const Want want : wants) made.push_back(not_shared(make(on, r, want), call, made));
-    r.input.settle(c);
-    return made;
+    return alike(
+        processes_.get(), [&] { return lines_of(call, wants, processes_->contents()); },
+        [&] { return run_call(on, call, wants); });
   }
 
   void use_cuda_graphs(bool on) const override { replay_.enable(on); }
   bool uses_cuda_graphs() const override { return replay_.enabled(); }
 
   AttentionPath attention_path() const override { return encoder_.attention().path; }
-  void join(AnyCommunicator communicator) override { communicator_ = communicator.of<Device>(); }
+  void join(AnyCommunicator communicator) override {
+    communicator_ = communicator.of<Device>();
+    processes_ = communicator.processes;
+  }
   AnyCommunicator communicator() const override {
     if constexpr (std::is_same_v<Device, Cpu>)
-      return {communicator_, nullptr};
+      return {communicator_, nullptr, processes_};
     else
-      return {nullptr, communicator_};
+      return {nullptr, communicator_, processes_};
   }
   double seconds_of_sum(int64_t rows) const override {
     return communicator_ ? binding::seconds_of_sum<Device, T>(device_, *communicator_, rows, encoder_.config().hidden)
@@ -130,6 +101,46 @@ class EngineOf : public Engine {
 
     OutputRows rows_of(RowKind kind) const { return kind == RowKind::any ? named : OutputRows{kind}; }
   };
+
+  std::vector<at::Tensor> run_call(CallContext<Device>& on, const Call& call, const std::vector<Want>& wants) const {
+    const EncoderConfig& c = encoder_.config();
+    FTBERT_CHECK(!call.rows || asks_for(wants, Want::rows), "rows: nothing of `want` reads them");
+    Result r{call.cu_seqlens ? check_packed<Device>(on.context, device_, c, call.input_ids, *call.cu_seqlens,
+                                                    call.max_seqlen, call.token_type_ids)
+                             : unpad<Device>(on.context, device_, c, call.input_ids, call.attention_mask,
+                                             call.token_type_ids, call.hidden ? Wait::first : wait(wants))};
+    FTBERT_CHECK(r.input.padded() || !asks_for(wants, Want::packed_index),
+                 "want: packed_index is of padded ids; these are packed");
+    std::optional<SharedPrefix<Device>> prefix;
+    if (call.shared_prefix != 0) {
+      share_prefix(r.input, call.shared_prefix, call.max_seqlen);
+      prefix.emplace(c, attention_path(), kDType<T>, r.input.batch);
+    }
+    if (asks_for(wants, Want::rows)) choose_rows(r.input, call.rows);
+    // Here nothing can be wrong with the call any more: a stage in another process sees that, too, and has sent.
+    if (call.hidden) go_on_from(r.input, call.hidden(r.input.batch.tokens()), c.hidden, kDType<T>);
+    r.named = r.input.batch.rows;
+    r.input.batch.rows = r.rows_of(rows_read(wants));
+
+    using Lease = typename Replay<Device, T>::Lease;
+    const bool states = asks_for(wants, Want::hidden_states);
+    // Its memory, until this returns. A recording has no scratch for weights, and serves no shared prefix.
+    const bool direct = states || call.shared_prefix > 0 || weight_scratch(on.context, r.input.batch) > 0 ||
+                        (communicator_ && !communicator_->records());
+    const Lease replayed = direct ? Lease() : replay_.run(on.context, r.input.batch);
+    if (replayed) {
+      r.hidden = replayed.hidden();
+    } else {
+      HiddenStateHook<T> hook;
+      if (states) hook = keep_states(on.context, r);
+      r.memory = run(on, r.input, prefix, hook);
+      r.hidden = data<T>(r.memory);
+    }
+    std::vector<at::Tensor> made;
+    for (const Want want : wants) made.push_back(not_shared(make(on, r, want), call, made));
+    r.input.settle(c);
+    return made;
+  }
 
   // The rows of the last hidden state that a want reads; nullopt: none.
   static std::optional<RowKind> rows_read(Want want) {
@@ -314,6 +325,7 @@ class EngineOf : public Engine {
   std::vector<at::Tensor> kept_;  // what encoder_ has made of config and weights
   Encoder<Device, T> encoder_;
   std::shared_ptr<Communicator<Device>> communicator_;  // of a shard
+  std::shared_ptr<const ProcessGroup> processes_;       // where its ranks are processes
   mutable Replay<Device, T> replay_;                    // locks itself
 };
 

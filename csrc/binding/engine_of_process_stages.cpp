@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <mutex>
 
+#include "binding/call_words.h"
 #include "binding/micro_batches.h"
 #include "binding/process_group.h"
 #include "binding/ranks.h"
@@ -18,13 +19,33 @@ class EngineOfProcessStages : public Engine {
       : stage_(stages.here.front()),
         whole_(whole),
         first_layers_(stages.first_layers),
-        group_(stages.process_group, place().index, place().count) {
+        group_(*stages.processes, place().index, place().count) {
     FTBERT_CHECK(stages.here.size() == 1 && static_cast<int64_t>(first_layers_.size()) == place().count,
                  "expected one stage of ", place().count, ", and the first layers of all");
   }
 
   std::vector<at::Tensor> forward(const Call& call, const std::vector<Want>& wants) const override {
     const std::lock_guard calls(calls_);  // the others make them one after another, too
+    return alike(&group_, [&] { return lines_of(call, wants, group_.contents()); }, [&] { return run(call, wants); });
+  }
+
+  void use_cuda_graphs(bool on) const override { stage_->engine().use_cuda_graphs(on); }
+  bool uses_cuda_graphs() const override { return stage_->engine().uses_cuda_graphs(); }
+  AttentionPath attention_path() const override { return stage_->engine().attention_path(); }
+  void join(AnyCommunicator) override { fail("this stage is with the others already"); }
+  AnyCommunicator communicator() const override { return {}; }
+
+  std::map<std::string, std::string> info() const override {
+    std::map<std::string, std::string> all = stage_->engine().info();
+    all["parallel"] = "pipeline over " + std::to_string(place().count) + " processes, of " +
+                      std::to_string(whole_.depth()) + " layers here " + layers_of(*stage_);
+    return all;
+  }
+
+ private:
+  const Stage& place() const { return stage_->config().stage; }
+
+  std::vector<at::Tensor> run(const Call& call, const std::vector<Want>& wants) const {
     const Call mine = call_at(call, stage_->device(), stage_->device());
     StageResults results(place(), wants);
     std::vector<ProcessGroup::Sent> sent;
@@ -53,22 +74,6 @@ class EngineOfProcessStages : public Engine {
     }
     return made;
   }
-
-  void use_cuda_graphs(bool on) const override { stage_->engine().use_cuda_graphs(on); }
-  bool uses_cuda_graphs() const override { return stage_->engine().uses_cuda_graphs(); }
-  AttentionPath attention_path() const override { return stage_->engine().attention_path(); }
-  void join(AnyCommunicator) override { fail("this stage is with the others already"); }
-  AnyCommunicator communicator() const override { return {}; }
-
-  std::map<std::string, std::string> info() const override {
-    std::map<std::string, std::string> all = stage_->engine().info();
-    all["parallel"] = "pipeline over " + std::to_string(place().count) + " processes, of " +
-                      std::to_string(whole_.depth()) + " layers here " + layers_of(*stage_);
-    return all;
-  }
-
- private:
-  const Stage& place() const { return stage_->config().stage; }
 
   at::Tensor empty(at::IntArrayRef shape) const {
     return at::empty(shape, at::TensorOptions().device(stage_->device()).dtype(stage_->dtype()));

@@ -2,9 +2,11 @@
 // one node.
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include "binding/call_words.h"
 #include "binding/decoder_class.h"
 #include "binding/define_op.h"
 #include "binding/encoder_class.h"
+#include "binding/process_group.h"
 #include "binding/q8_0.h"
 #include "binding/ranks.h"
 #include "binding/tensors.h"
@@ -22,17 +24,8 @@ using EncoderPtr = c10::intrusive_ptr<EncoderClass>;
 using DecoderPtr = c10::intrusive_ptr<DecoderClass>;
 
 Want parse_want(std::string_view word) {
-  static constexpr std::pair<std::string_view, Want> kWords[] = {{"tokens", Want::tokens},
-                                                                 {"packed_tokens", Want::packed_tokens},
-                                                                 {"packed_index", Want::packed_index},
-                                                                 {"cu_seqlens", Want::cu_seqlens},
-                                                                 {"first", Want::first},
-                                                                 {"last", Want::last},
-                                                                 {"rows", Want::rows},
-                                                                 {"pooled", Want::pooled},
-                                                                 {"hidden_states", Want::hidden_states}};
   std::string known;
-  for (const auto& [name, want] : kWords) {
+  for (const auto& [name, want] : kWants) {
     if (name == word) return want;
     known += (known.empty() ? "" : ", ") + std::string(name);
   }
@@ -157,14 +150,19 @@ TORCH_LIBRARY(ftbert, m) {
       .def_static(
           "pipeline_parallel",
           [](const c10::List<EncoderPtr>& stages, const std::string& config, const std::vector<int64_t>& first_layers,
-             const TensorDict& shared, const std::string& process_group) {
-            return c10::make_intrusive<EncoderClass>(Stages{stages.vec(), config, first_layers, process_group, shared});
+             const TensorDict& shared, const std::string& process_group, const std::string& comparisons, bool contents,
+             const std::string& model) {
+            std::shared_ptr<const Processes> processes;
+            if (!process_group.empty()) processes.reset(new Processes{process_group, comparisons, contents, model});
+            return c10::make_intrusive<EncoderClass>(Stages{stages.vec(), config, first_layers, processes, shared});
           })
       .def("join",
-           [](const EncoderPtr& self, const std::string& process_group) {
-             self->engine().join(join_process_group(process_group, self->config().shard, self->device()));
+           [](const EncoderPtr& self, const std::string& process_group, const std::string& comparisons, bool contents,
+              const std::string& model) {
+             const Processes processes{process_group, comparisons, contents, model};
+             self->engine().join(join_process_group(processes, self->config().shard, self->device()));
            },
-           "", {torch::arg("process_group")})
+           "", {torch::arg("process_group"), torch::arg("comparisons"), torch::arg("contents"), torch::arg("model")})
       .def("whole", [](const EncoderPtr& self) { return self->whole(); })
       .def("weights", [](const EncoderPtr& self) { return self->weights(); })
       .def("config", [](const EncoderPtr& self) { return self->description(); })

@@ -11,10 +11,14 @@
 
 namespace ftbert::binding {
 
-// One of the two, or neither.
+class ProcessGroup;  // binding/process_group.h
+struct Processes;
+
+// One of the two, or neither. processes: of ranks that are processes.
 struct AnyCommunicator {
   std::shared_ptr<Communicator<Cpu>> cpu;
   std::shared_ptr<Communicator<Cuda>> cuda;
+  std::shared_ptr<const ProcessGroup> processes = {};
 
   template <class Device>
   const std::shared_ptr<Communicator<Device>>& of() const {
@@ -25,17 +29,17 @@ struct AnyCommunicator {
   }
 };
 
-// Sums through a process group of torch.distributed, registered there under this name: gloo's of the CPU, NCCL's of
+// Sums through a process group of torch.distributed, registered there under its name: gloo's of the CPU, NCCL's of
 // GPUs. Its ranks are the processes. Error where the group is not `shard.size` processes, or this one is another rank.
-AnyCommunicator join_process_group(const std::string& name, const Shard& shard, at::Device device);
+AnyCommunicator join_process_group(const Processes& processes, const Shard& shard, at::Device device);
 
 // A model whose layers lie on several devices, one stage after another. here: the stages of this process, in order;
-// all, or with the name of a process group its own, whose number is the process's.
+// all, or with processes its own, whose number is the process's.
 struct Stages {
   std::vector<c10::intrusive_ptr<EncoderClass>> here;
   std::string config;                 // of the whole model, as given
   std::vector<int64_t> first_layers;  // by stage
-  std::string process_group;
+  std::shared_ptr<const Processes> processes;
   TensorDict shared;  // what heads read by `weight`, on the first of `here`'s device
 };
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 KEY = "ftbert.crc32"
 _PART = 4 << 20  # bytes under one CRC-32: zlib sums 1 GB/s, so parts are read and summed side by side
 _MOST_THREADS = 8
+_PIECE, _PIECES = 4096, 16  # bytes, and how many of them are a sample of a tensor
 _REMEDY = (
     "the file was changed or damaged after ftbert wrote it: convert or quantize the model again; "
     "load(..., verify=False) or FTBERT_VERIFY=off reads it as it is"
@@ -35,7 +36,7 @@ def checksums(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
         data = tensor.detach().reshape(-1).view(torch.uint8).numpy()
 
         def part(begin: int, end: int, data: NDArray[np.uint8] = data) -> int:
-            return zlib.crc32(data[begin:end])
+            return zlib.crc32(data[begin:end].data)
 
         found[name] = _of_parts(part, data.size)
     return {KEY: json.dumps(found)}
@@ -64,16 +65,35 @@ def read_bytes(path: Path, name: str, start: int, size: int, expected: str | Non
         def part(begin: int, end: int) -> int:
             at = begin
             while at < end:
-                count = os.preadv(file.fileno(), [memoryview(data)[at:end]], start + at)
+                count = os.preadv(file.fileno(), [data[at:end].data], start + at)
                 if count == 0:
                     raise ValueError(f"{path}: ends within {name}; has it been changed since it was opened?")
                 at += count
-            return 0 if expected is None else zlib.crc32(data[begin:end])
+            return 0 if expected is None else zlib.crc32(data[begin:end].data)
 
         found = _of_parts(part, size)
     if expected is not None and found != expected:
         raise ValueError(f"{path}: {name}: its checksum is {_shown(found)}, expected {_shown(expected)}; {_REMEDY}")
     return data
+
+
+def digest_of(tensor: torch.Tensor) -> str:
+    """Of all its bytes, on the CPU: a CRC-32 of the sum of each 4 KiB, which takes a fifth of the time that CRC-32 of
+    all takes. It tells tensors apart that differ by chance; a damaged file is found by its checksums."""
+    data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    whole = data.numel() // _PIECE * _PIECE
+    sums = data[:whole].view(torch.int64).view(-1, _PIECE // 8).sum(1)
+    return f"{zlib.crc32(data[whole:].numpy().data, zlib.crc32(sums.numpy().data)):08x}"
+
+
+def sample_of(read: Callable[[int, int], bytes | memoryview], size: int) -> str:
+    """A CRC-32 of up to _PIECES pieces of `size` bytes. read: those from the first number to the second."""
+    count = min(_PIECES, -(-size // _PIECE))
+    begins = [(size - _PIECE) * i // (count - 1) for i in range(count)] if count > 1 else [0] * count
+    crc32 = 0
+    for begin in begins:
+        crc32 = zlib.crc32(read(begin, min(begin + _PIECE, size)), crc32)
+    return f"{crc32:08x}"
 
 
 def _of_parts(crc32: Callable[[int, int], int], size: int) -> str:

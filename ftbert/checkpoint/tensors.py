@@ -9,13 +9,14 @@ import re
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Collection
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ftbert.checkpoint.tensor_bytes import find_checksums, read_bytes, verifies_files
+from ftbert.checkpoint.tensor_bytes import find_checksums, read_bytes, sample_of, verifies_files
 from ftbert.input_file import expect_file, list_folder, read_json_value, shown
 
 Shape = tuple[int, ...]
@@ -54,6 +55,11 @@ class TensorSource(ABC):
     def is_quantised(self, name: str) -> bool:
         """Whether it is stored in fewer bits than floats have, from which `read` dequantises it."""
         return False
+
+    def sample(self, name: str) -> str:
+        """A digest of some of a tensor's bytes, which differ between models."""
+        data = self.read(name).contiguous().reshape(-1).view(torch.uint8)
+        return sample_of(lambda begin, end: data[begin:end].numpy().data, data.numel())
 
     def in_blocks(self, name: str) -> bool:
         """Whether it is stored in Q8_0, from which `read` dequantises it."""
@@ -105,6 +111,17 @@ class SafetensorsSource(TensorSource):
         return torch.from_numpy(data).view(dtype).reshape(shape)
 
 
+    def sample(self, name: str) -> str:
+        path, start, dtype, shape = self._found[name]
+        with path.open("rb") as file:
+            read = partial(_bytes_at, file, start)
+            return sample_of(read, math.prod(shape) * dtype.itemsize)
+
+
+def _bytes_at(file: BinaryIO, start: int, begin: int, end: int) -> bytes:
+    return os.pread(file.fileno(), end - begin, start + begin)
+
+
 class StateDictSource(TensorSource):
     """A state dict in memory."""
 
@@ -119,6 +136,10 @@ class StateDictSource(TensorSource):
 
     def read(self, name: str) -> torch.Tensor:
         return self._tensors[name].detach().to("cpu", copy=True)
+
+    def sample(self, name: str) -> str:
+        data = self._tensors[name].detach().contiguous().reshape(-1).view(torch.uint8)
+        return sample_of(lambda begin, end: data[begin:end].cpu().numpy().data, data.numel())
 
 
 class BinSource(StateDictSource):
