@@ -1,12 +1,14 @@
-"""Arguments of SentenceTransformer, CrossEncoder and from_pretrained: taken by `load` as others, or answered."""
+"""What `load` is given: a source, and arguments of other packages' classes, which are taken as others or answered."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from ftbert.checkpoint import Checkpoint
 from ftbert.dtypes import parse_dtype
 from ftbert.keywords import Answer, unknown
 
@@ -81,3 +83,23 @@ def asked_dtype(
 def _check_backend(value: Any) -> None:
     if value not in (None, "torch"):
         raise TypeError(f"load has no argument 'backend': ftbert is its own; {_FILE}. Got {value!r}")
+
+
+def checked_source(source: Any) -> str | Path | torch.nn.Module | Checkpoint:
+    """TypeError for what cannot be one, with what the caller may have meant."""
+    if isinstance(source, Checkpoint):
+        return source
+    if isinstance(source, torch.nn.Module):
+        if type(source).__module__.startswith("sentence_transformers"):
+            raise TypeError(
+                f"load takes a transformers model, got a {type(source).__name__}: ftbert.optimize(model) makes it "
+                "faster in place, and ftbert.load(its folder) loads it"
+            )
+        return source
+    if not isinstance(source, str | Path):
+        wanted = "a folder, an .onnx or .gguf file, a hub id or a transformers model"
+        raise TypeError(f"load takes {wanted}, got {type(source)}")
+    path = Path(source).expanduser()
+    if path.suffix in (".safetensors", ".bin") and path.is_file():
+        raise ValueError(f"{source}: load takes the folder that holds the weights and config.json: {path.parent}")
+    return path if str(source).startswith("~") else source

@@ -22,7 +22,7 @@ from ftbert.forked import note_fork
 from ftbert.heads import Head, HeadedModule
 from ftbert.keywords import keywords
 from ftbert.live_check import check_loaded
-from ftbert.load_arguments import ANSWERS, SAME, asked_dtype
+from ftbert.load_arguments import ANSWERS, SAME, asked_dtype, checked_source
 from ftbert.loaded_types import has_own_dtype
 from ftbert.module import EncoderModule
 from ftbert.outputs import output
@@ -102,7 +102,7 @@ def load(
     if asked is not None:
         for place in places:
             check_dtype(place, asked)
-    source = _source(source)
+    source = checked_source(source)
     checkpoint = agreed(
         ranks, places[0],
         lambda: open_checkpoint(source, filename=filename, revision=revision, token=token, verify=verify),
@@ -132,26 +132,6 @@ def load(
         if value is not None:
             setattr(model, name, value)
     return replicate(model, places[len(together) :])
-
-
-def _source(source: Any) -> str | Path | torch.nn.Module | Checkpoint:
-    """TypeError for what cannot be one, with what the caller may have meant."""
-    if isinstance(source, Checkpoint):
-        return source
-    if isinstance(source, torch.nn.Module):
-        if type(source).__module__.startswith("sentence_transformers"):
-            raise TypeError(
-                f"load takes a transformers model, got a {type(source).__name__}: ftbert.optimize(model) makes it "
-                "faster in place, and ftbert.load(its folder) loads it"
-            )
-        return source
-    if not isinstance(source, str | Path):
-        wanted = "a folder, an .onnx or .gguf file, a hub id or a transformers model"
-        raise TypeError(f"load takes {wanted}, got {type(source)}")
-    path = Path(source).expanduser()
-    if path.suffix in (".safetensors", ".bin") and path.is_file():
-        raise ValueError(f"{source}: load takes the folder that holds the weights and config.json: {path.parent}")
-    return path if str(source).startswith("~") else source
 
 
 class Model(Replicated, TextModel, LanguageModel):
