@@ -14,7 +14,7 @@ from ftbert.checkpoint import TensorSource, exists, list_folder
 from ftbert.converters.gguf_file import GgufFile, GgufTensor, read_gguf
 from ftbert.converters.gguf_keys import expect_no_more
 from ftbert.converters.gguf_metadata import Metadata
-from ftbert.converters.gguf_tables import Architecture, find_architecture, names_of
+from ftbert.converters.gguf_tables import Architecture, behind_pooling, find_architecture, names_of
 from ftbert.converters.gguf_text import POOLINGS, TextFolder, write_text_folder
 from ftbert.converters.hub_name import is_gguf
 
@@ -105,14 +105,15 @@ def open_gguf(path: Path) -> tuple[dict[str, Any], GgufSource]:
         _expect_whole(file)
         said = Metadata(file)
         architecture = find_architecture(file.metadata.get("general.architecture"))
-        names = names_of(architecture, file.tensors)
+        dense = behind_pooling(said)
+        names = names_of(architecture, file.tensors, dense)
         _expect_layers(said, file)
         _expect_vectors(said)
         config = architecture.config(said)
         expect_no_more(said)
     except ValueError as error:
         raise error if str(error).startswith(str(path)) else ValueError(f"{path}: {error}") from error
-    return config, GgufSource(file, architecture, names, config, write_text_folder(file, said, config))
+    return config, GgufSource(file, architecture, names, config, write_text_folder(file, said, config, dense))
 
 
 def _expect_whole(file: GgufFile) -> None:

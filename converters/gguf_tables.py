@@ -5,7 +5,7 @@ them; `{i}` is the layer. A name is the stem of .weight and .bias.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,6 +130,8 @@ ARCHITECTURES = {
 }
 # Heads, which recognise() names where it leaves them out.
 _HEADS = ("cls", "dense_")
+# Linear layers behind the pooling, in the order in which they are computed.
+_BEHIND_POOLING = ("dense_2.weight", "dense_3.weight")
 # Read with the config.
 _FACTORS = "rope_freqs.weight"
 
@@ -141,11 +143,16 @@ def find_architecture(name: Any) -> Architecture:
     return ARCHITECTURES[name]
 
 
-def names_of(architecture: Architecture, found: Iterable[str]) -> dict[str, str]:
-    """transformers' name -> the file's. ValueError lists what no table says."""
+def behind_pooling(said: Metadata) -> list[str]:
+    """The linear layers that the file has behind its pooling; none where it says no pooling."""
+    return [name for name in _BEHIND_POOLING if said.has(name) and said.count("pooling_type", 0)]
+
+
+def names_of(architecture: Architecture, found: Iterable[str], others: Collection[str] = ()) -> dict[str, str]:
+    """transformers' name -> the file's, but for `others`. ValueError lists what no table says."""
     names: dict[str, str] = {}
     unknown = []
-    for name in found:
+    for name in (name for name in found if name not in others):
         if (theirs := architecture.theirs(name)) is not None:
             names[theirs] = name
         elif name.startswith(_HEADS):

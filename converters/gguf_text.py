@@ -15,8 +15,11 @@ import shutil
 import tempfile
 import warnings
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from safetensors.torch import save_file
 
 from ftbert.checkpoint import MODULES, ORIGIN, named
 from ftbert.converters.gguf_file import GgufFile
@@ -41,8 +44,11 @@ def _remove(folder: Path, maker: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def write_text_folder(file: GgufFile, said: Metadata, config: dict[str, Any]) -> TextFolder:
-    """Warns where the file's tokenizer is not known: such a model takes ids alone."""
+def write_text_folder(
+    file: GgufFile, said: Metadata, config: dict[str, Any], dense: Sequence[str] = ()
+) -> TextFolder:
+    """dense: tensors of linear layers behind the pooling, in their order; they have no bias. Warns where the file's
+    tokenizer is not known: such a model takes ids alone."""
     folder = TextFolder(file.path.name)
     stat = file.path.stat()
     documents: dict[str, Any] = {
@@ -55,9 +61,13 @@ def write_text_folder(file: GgufFile, said: Metadata, config: dict[str, Any]) ->
     }
     if (flag := POOLINGS.get(said.count("pooling_type", 0))) is not None:
         documents["1_Pooling/config.json"] = {"word_embedding_dimension": config["hidden_size"], flag: True}
+        modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
+        for name in dense:
+            modules.append((f"{len(modules)}_Dense", "Dense"))
+            documents[f"{modules[-1][0]}/config.json"] = _write_dense(folder.path / modules[-1][0], file, name)
         documents[MODULES] = [
             {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
-            for i, (path, kind) in enumerate((("", "Transformer"), ("1_Pooling", "Pooling")))
+            for i, (path, kind) in enumerate(modules)
         ]
     if ends := end_ids(file, said):
         documents["generation_config.json"] = {"eos_token_id": ends}
@@ -71,3 +81,17 @@ def write_text_folder(file: GgufFile, said: Metadata, config: dict[str, Any]) ->
         with named(path):
             path.write_text(json.dumps(document), encoding="utf-8", errors="replace")
     return folder
+
+
+def _write_dense(folder: Path, file: GgufFile, name: str) -> dict[str, Any]:
+    """The weights of a Dense module, and what its config.json says."""
+    weight = file.read(name).float()
+    if weight.dim() != 2:
+        raise ValueError(f"{file.path}: {name} is {list(weight.shape)}: expected a matrix")
+    folder.mkdir()
+    save_file({"linear.weight": weight}, folder / "model.safetensors")
+    outputs, inputs = weight.shape
+    return {
+        "in_features": inputs, "out_features": outputs, "bias": False,
+        "activation_function": "torch.nn.modules.linear.Identity",
+    }  # fmt: skip

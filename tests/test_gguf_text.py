@@ -14,6 +14,7 @@ from isolated import run
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 import ftbert
+from ftbert.converters import convert
 from ftbert.text import load_tokenizer
 
 gguf = pytest.importorskip("gguf")
@@ -170,6 +171,29 @@ def test_pooling(kind: int | None, name: str, tmp_path: Path) -> None:
     model = ftbert.load(write(make("bert", vocab_size=300), tmp_path / "m.gguf", "bert", extra=extra))
     np.testing.assert_array_equal(model.encode(["hello world"]), model.encode(["hello world"], pooling=name))
     assert len({model.encode("hello world", pooling=one).tobytes() for one in ("mean", "cls", "last")}) == 3
+
+
+def test_linear_layers_behind_the_pooling(tmp_path: Path) -> None:
+    """As of EmbeddingGemma: two, without a bias. A file that says no pooling has nothing before them."""
+    extra = vocabulary(tokenizers_offline.write(tmp_path / "t", "bert"), "bert") | {"gemma-embedding.pooling_type": 1}
+    rng = np.random.default_rng(0)
+    first, second = (rng.normal(size=shape).astype(np.float32) for shape in ((160, 96), (64, 160)))
+    tensors = {"dense_3.weight": second, "dense_2.weight": first}
+    reference = make("gemma-embedding", vocab_size=300)
+
+    def written(extra: dict[str, Any], tensors: dict[str, np.ndarray]) -> Path:
+        return write(reference, tmp_path / "m.gguf", "gemma-embedding", extra=extra, tensors=tensors)
+
+    texts = ["hello world", "the end"]
+    plain = ftbert.load(written(extra, {})).encode(texts, normalize=False)
+    model = ftbert.load(written(extra, tensors))
+    np.testing.assert_allclose(model.encode(texts, normalize=False), plain @ first.T @ second.T, rtol=2e-4, atol=2e-4)
+    convert(tmp_path / "m.gguf", tmp_path / "ours")
+    np.testing.assert_array_equal(ftbert.load(tmp_path / "ours").encode(texts), model.encode(texts))
+    with pytest.raises(ValueError, match="m.gguf: 3_Dense: takes vectors of 96 entries, gets 160"):
+        ftbert.load(written(extra, {**tensors, "dense_3.weight": first})).encode(texts)
+    with pytest.warns(UserWarning, match="left out .*dense_"):
+        ftbert.load(written({**extra, "gemma-embedding.pooling_type": None}, tensors))
 
 
 def test_a_chat_template_and_a_whole_tokenizer_json(tmp_path: Path) -> None:

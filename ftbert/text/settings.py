@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ftbert.input_file import read_json_object, shown
+from ftbert.input_file import origin, read_json_object, shown
 from ftbert.own_classes import in_transformers_words
 from ftbert.sentence_modules import MODULES, Module, read_modules, transformer_folder
 from ftbert.text.checks import length_in
@@ -139,7 +139,7 @@ class TextSettings:
         width = hidden * len(modes)
         for dense in self.dense:
             if dense.inputs != width:
-                raise ValueError(f"{dense.folder}: takes vectors of {dense.inputs} entries, gets {width}")
+                raise ValueError(f"{origin(dense.folder)}: takes vectors of {dense.inputs} entries, gets {width}")
             width = dense.outputs
         return width
 
@@ -210,11 +210,12 @@ class TextSettings:
             pooled = {"dense": (*projection, *layers), "projection": projection, "scored": True}
             pooled |= _pooling(pooling / "config.json")
             if not layers or not pooled["include_prompt"]:
-                raise ValueError(f"{folder / MODULES}: scores need a Dense behind a Pooling that includes prompts")
+                where = origin(folder / MODULES)
+            raise ValueError(f"{where}: scores need a Dense behind a Pooling that includes prompts")
         if score is None and not pooled and kinds != ["Transformer"]:
             raise ValueError(
-                f"{folder / MODULES}: predict computes a Transformer with its head, with LogitScore, or with Pooling "
-                f"and Dense behind it; got {', '.join(kinds)}. "
+                f"{origin(folder / MODULES)}: predict computes a Transformer with its head, with LogitScore, or with "
+                f"Pooling and Dense behind it; got {', '.join(kinds)}. "
                 "ftbert.optimize(CrossEncoder(folder)) makes its encoder faster and leaves the other modules to torch"
             )
         prompts, name = read_prompts(folder / _HEAD, values, {})
