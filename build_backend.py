@@ -44,7 +44,7 @@ def _older(version: str, least: str) -> bool:
 def _check_package(name: str, least: str, command: str) -> None:
     pinned = re.search(r"^torch==\S+", (ROOT / "requirements.txt").read_text(), re.MULTILINE)
     assert pinned is not None
-    everything = f"pip install {pinned[0]} setuptools cmake ninja{' build' if command == BUILD else ''}"
+    everything = f"pip install {pinned[0]} 'setuptools>={SETUPTOOLS}' cmake ninja{' build' if command == BUILD else ''}"
     try:
         found = metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import sys
-import warnings
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +35,7 @@ from ftbert.checkpoint import (
     read_json_object,
     read_json_value,
     transformer_folder,
+    warn_caller,
 )
 from ftbert.converters.open import open_checkpoint
 from ftbert.converters.text_files import check_copy, text_files
@@ -64,7 +64,7 @@ def convert(
     check_target(target, source, force)
     checkpoint = open_checkpoint(source, revision=revision, token=token)
     if checkpoint.config.left_out:
-        warnings.warn(f"{checkpoint.source.where}: {checkpoint.config.left_out}", stacklevel=2)
+        warn_caller(f"{checkpoint.source.where}: {checkpoint.config.left_out}")
     if dtype is None and checkpoint.in_int8 is not None:
         checkpoint = checkpoint.in_int8()
     word = next((word for word, one in DTYPES.items() if one == dtype), "")
@@ -94,7 +94,7 @@ def write_folder(
             _copy_text_files(checkpoint.folder, folder)
             unchecked, tokenizer_class = check_copy(checkpoint.folder, folder)
             if unchecked:
-                warnings.warn(f"{checkpoint.folder}: {unchecked}", stacklevel=3)
+                warn_caller(f"{checkpoint.folder}: {unchecked}")
             checkpoint.config.write(folder / "config.json", tokenizer_class)
         try:
             staging.deliver_folder(lambda found: force and not _not_ours(found))

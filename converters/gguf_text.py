@@ -13,7 +13,6 @@ import json
 import os
 import shutil
 import tempfile
-import warnings
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from ftbert.checkpoint import MODULES, ORIGIN, named
+from ftbert.checkpoint import MODULES, ORIGIN, named, warn_caller
 from ftbert.converters.gguf_file import GgufFile
 from ftbert.converters.gguf_metadata import Metadata
 from ftbert.converters.gguf_tokenizer import tokenizer_files
@@ -74,7 +73,7 @@ def write_text_folder(
     try:
         documents |= tokenizer_files(file, said, config["max_position_embeddings"])
     except ValueError as error:
-        warnings.warn(f"{file.path}: takes ids, but no texts: {error}", stacklevel=3)
+        warn_caller(f"{file.path}: takes ids, but no texts: {error}")
     for name, document in documents.items():
         path = folder.path / name
         path.parent.mkdir(exist_ok=True)

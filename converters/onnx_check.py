@@ -13,7 +13,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ftbert.checkpoint import warn_caller
 from ftbert.converters.onnx_encoder import Encoder
 from ftbert.converters.onnx_file import OnnxFile, data_files
 
@@ -84,11 +84,11 @@ def check_graph(file: OnnxFile, encoder: Encoder, checkpoint: Checkpoint) -> Non
         raise ValueError(f"{file.path}: {error}") from error
     if left_out:
         names = ", ".join(left_out[:8]) + (f" and {len(left_out) - 8} more" if len(left_out) > 8 else "")
-        warnings.warn(
-            f"{file.path}: its outputs {names} are left out; only the encoder and the pooler are read", stacklevel=4
+        warn_caller(
+            f"{file.path}: its outputs {names} are left out; only the encoder and the pooler are read",
         )
     if not encoder.mask:
-        warnings.warn(f"{file.path}: takes no mask and attends to padding; ftbert attends to none", stacklevel=4)
+        warn_caller(f"{file.path}: takes no mask and attends to padding; ftbert attends to none")
 
 
 def _batches(file: OnnxFile, encoder: Encoder, checkpoint: Checkpoint) -> list[_Batch]:

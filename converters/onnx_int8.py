@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 from functools import partial
 
 import torch
 
-from ftbert.checkpoint import Checkpoint, TensorSource, fits_8_bits
+from ftbert.checkpoint import Checkpoint, TensorSource, fits_8_bits, warn_caller
 from ftbert.converters.onnx_integers import int8_rows
 from ftbert.converters.onnx_source import OnnxSource
 
@@ -43,10 +42,9 @@ def _in_int8(checkpoint: Checkpoint, source: OnnxSource, names: list[str]) -> Ch
         held[smooth] = torch.ones(held[parts[0]].shape[1])
         tensors |= {f"{ours}.scale": tuple(f"{part}.scale" for part in parts), _input(ours): (smooth,)}
     if rounded:
-        warnings.warn(
+        warn_caller(
             f"{source.where}: the integers of {len(rounded)} matrices less their zero points do not fit int8 and are "
             f"rounded once more, by up to {max(rounded.values()):.2%} of the largest weight in a row",
-            stacklevel=2,
         )
     reason = "is not stored in 8 bits in the ONNX file"
     others = {spec.name: reason for spec in checkpoint.config.encoder.weight_specs()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
 
 from ftbert._library import build_info, load_library
+from ftbert.caller import warn_caller
 from ftbert.dtypes import FP8, INT8, Q8_0
 
 _FP8_CAPABILITY, _LEAST_Q8_0_CAPABILITY = (9, 0), (8, 0)
@@ -94,7 +94,7 @@ def _warn_where_slow(dtype: torch.dtype) -> None:
         _warned.add(dtype)
         word, faster = _COMPARED[dtype]
         times = f"{products_speed(dtype):.1f} times as long as fp32's"
-        warnings.warn(f"{word} products take {times} on this CPU; {faster} is faster", stacklevel=4)
+        warn_caller(f"{word} products take {times} on this CPU; {faster} is faster")
 
 
 def _check_fp8(device: torch.device) -> None:
@@ -134,14 +134,13 @@ def q8_0_is_fast(device: torch.device) -> bool:
     return device.type != "cuda" or torch.cuda.get_device_capability(device) == _FP8_CAPABILITY
 
 
-def check_range(embedding_scale: float, dtype: torch.dtype, stacklevel: int = 3) -> None:
+def check_range(embedding_scale: float, dtype: torch.dtype) -> None:
     """Warns of fp16 for models that scale their embeddings (Gemma, by sqrt(hidden)): their residual streams outgrow its
     largest number, 65504; in Gemma 3 270M they reach 104,000."""
     if dtype == torch.float16 and embedding_scale > 1:
-        warnings.warn(
+        warn_caller(
             "this model scales its embeddings, as Gemma does, whose numbers outgrow fp16's 65504 and then are no "
             "numbers any more; use bf16",
-            stacklevel=stacklevel,
         )
 
 

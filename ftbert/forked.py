@@ -7,9 +7,10 @@ asks its pool for work waits for ever. Here it becomes a Python warning.
 from __future__ import annotations
 
 import os
-import warnings
 
 import torch
+
+from ftbert.caller import warn_caller
 
 _unsaid = False
 
@@ -30,8 +31,7 @@ def note_fork() -> None:
     _unsaid = False
     if (threads := torch.get_num_threads()) > 1:
         torch.set_num_threads(1)
-        warnings.warn(
+        warn_caller(
             f"ftbert: this process was forked from one that had imported ftbert, whose {threads} threads stayed there: "
             'it computes on one. Start workers by "spawn" or "forkserver" to let each have threads of its own',
-            stacklevel=3,
         )

@@ -7,13 +7,14 @@ form, a hook that changes what passes.
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from ftbert.caller import warn_caller
 
 
 def sample_ids(vocab: int, max_seq: int, device: torch.device) -> Tensor:
@@ -92,12 +93,11 @@ def check_loaded(model: Any, live: Any) -> None:
             _compare(model, exact, rounded)
             warn_of_rounding(name, model.dtype)
     if has_hooks(hooks_of(live)):
-        warnings.warn(f"ftbert does not call the forward hooks on modules inside this {name}", stacklevel=4)
+        warn_caller(f"ftbert does not call the forward hooks on modules inside this {name}")
     if base is not live and not is_transformers_own(live):
-        warnings.warn(
+        warn_caller(
             f"{name} has a forward that is not transformers' own: ftbert computes its encoder"
             f"{' and the heads ' + str(model.tasks) if model.heads else ''}, and nothing else of it",
-            stacklevel=4,
         )
 
 
@@ -142,9 +142,9 @@ def _compare(model: Any, live: Any, rounded: Any = None) -> None:
 
 def warn_of_rounding(name: str, dtype: torch.dtype) -> None:
     """name: of the class of a live model that was compared so."""
-    warnings.warn(
+    warn_caller(
         f"in {dtype} {name}'s own results are far from those in float32, and ftbert's are as far: whether it computes "
-        "the same shows in float32 alone", stacklevel=5,
+        "the same shows in float32 alone",
     )  # fmt: skip
 
 

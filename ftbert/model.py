@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import threading
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ftbert.building import build, load_head
+from ftbert.caller import warn_caller
 from ftbert.checkpoint import Checkpoint, CheckpointConfig, EncoderConfig, told_products
 from ftbert.converters import build_reference, cut_texts, open_checkpoint
 from ftbert.decoding import LanguageModel
@@ -109,9 +109,9 @@ def load(
         lambda opened: told_checkpoint(opened, ranks, places[0], dtype=dtype, attention=attention, heads=heads),
     )  # fmt: skip
     if heads and checkpoint.config.left_out:
-        warnings.warn(f"{checkpoint.source.where}: {checkpoint.config.left_out}", stacklevel=2)
+        warn_caller(f"{checkpoint.source.where}: {checkpoint.config.left_out}")
     if cut := cut_texts(checkpoint.config.huggingface):
-        warnings.warn(f"{checkpoint.source.where}: {cut}", stacklevel=2)
+        warn_caller(f"{checkpoint.source.where}: {cut}")
     asked = torch.float32 if dtype is None and not has_own_dtype(checkpoint) else asked
     live = source if isinstance(source, torch.nn.Module) else None
     together = places if ranks.size > 1 else places[:1]
@@ -345,7 +345,7 @@ class Model(Replicated, TextModel, LanguageModel):
             if bits := {element, self.dtype} & {*EIGHT_BITS.values()}:
                 word = users_word(bits.pop())
                 raise ValueError(f"weights of a live model do not become {word}, or cease to be, here: load it again")
-            warnings.warn(f"this model's weights were rounded to {self.dtype} and stay so", stacklevel=2)
+            warn_caller(f"this model's weights were rounded to {self.dtype} and stay so")
         check_range(self.config.embedding_scale, element)
         return replicate(self.copy_to(places[0], element), places[1:])
 

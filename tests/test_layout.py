@@ -54,6 +54,7 @@ PYTHON = (
     "pooled_rows",
     "sentence_modules",
     "staging_folder",
+    "caller",
     "input_file",
     "keywords",
     "torch_release",

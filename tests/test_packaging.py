@@ -94,7 +94,7 @@ def test_a_missing_package_is_one_line(name: str, packages: str, problem: str, c
     assert problem in said and said.endswith(command)
     if "no " in problem:
         pinned = re.search(r"^torch==\S+", (ROOT / "requirements.txt").read_text(), re.MULTILINE)
-        assert pinned and f"Type: pip install {pinned[0]} setuptools cmake ninja" in said
+        assert pinned and f"Type: pip install {pinned[0]} 'setuptools>=77' cmake ninja" in said
 
 
 @needs_setuptools

@@ -223,6 +223,21 @@ def test_arguments_of_load(tmp_path: Path) -> None:
             ftbert.load(folder, **given)
 
 
+def test_warnings_name_the_callers_line(tmp_path: Path) -> None:
+    prompts = {"query": "q: "}
+    scores = ftbert.load(folder_of(tmp_path / "a"))
+    vectors = ftbert.load(sentence_folder(tmp_path / "b", prompts=prompts))
+    for call in (
+        lambda: ftbert.load(scores.reference(), dtype="bf16").to(dtype="fp32"),
+        lambda: scores.encode("a"),
+        lambda: vectors.encode("a", prompt="b", prompt_name="query"),
+        lambda: vectors.encode_query("a", prompt="b", prompt_name="query"),
+    ):
+        with pytest.warns(UserWarning, match="rounded to|scores texts|prompt_name is ignored") as caught:
+            call()
+        assert {one.filename for one in caught} == {__file__}
+
+
 def test_the_real_model(minilm_folder: Path) -> None:
     ours, theirs = ftbert.load(minilm_folder, truncate_dim=128), theirs_of(SentenceTransformer, minilm_folder, truncate_dim=128)
     for name in ("max_seq_length", "similarity_fn_name", "truncate_dim", "prompts", "default_prompt_name"):

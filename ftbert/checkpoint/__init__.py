@@ -1,5 +1,6 @@
 """The format of a checkpoint: its config, its tensors, reading and writing its files."""
 
+from ftbert.caller import warn_caller
 from ftbert.checkpoint.checkpoint import Checkpoint, Make, RowOrder, read_checkpoint
 from ftbert.checkpoint.config import CAUSAL_LM, FORMAT, VERSION, VOCABULARY, CheckpointConfig, HeadConfig, activations
 from ftbert.checkpoint.eight_bits import fits_8_bits, told_products
@@ -67,5 +68,5 @@ __all__ = [
     "expect_file", "expect_inside", "find_class", "find_weights", "fits_8_bits", "in_transformers_words", "list_folder",
     "named", "named_classes", "open_bin", "open_weights", "origin", "own_class", "parse_json", "read_checkpoint",
     "read_json_object", "read_json_value", "read_modules", "sample_of", "shard_names", "shard_of", "shared_layers",
-    "shown", "stages_of", "told_products", "transformer_folder", "typed",
+    "shown", "stages_of", "told_products", "transformer_folder", "typed", "warn_caller",
 ]  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from ftbert.caller import warn_caller
 from ftbert.decoding.rules import Rules
 from ftbert.input_file import read_json_object
 
@@ -50,10 +50,9 @@ def stated(model: Any) -> Stated:
         _stated[model] = _read(found, where, model.checkpoint.config.huggingface.get("eos_token_id"))
         left = [name for name, neutral in _NOT_COMPUTED.items() if found.get(name) not in (None, *neutral)]
         if left:
-            warnings.warn(
+            warn_caller(
                 f"{where}: {', '.join(f'{name}={found[name]!r}' for name in left)}: not computed here, so texts are "
                 "not those of transformers' generate",
-                stacklevel=2,
             )
     return _stated[model]
 

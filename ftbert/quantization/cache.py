@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ftbert.caller import warn_caller
 from ftbert.checkpoint import Checkpoint, transformer_folder
 from ftbert.converters import model_files, open_checkpoint, write_folder
 from ftbert.dtypes import Q8_0, users_word
@@ -165,7 +165,7 @@ def _made(source: Path, target: Path, dtype: torch.dtype, device: torch.device) 
 
 def _warn(where: str, dtype: torch.dtype, kept: str) -> None:
     made = f"made {users_word(dtype)} by calibration on {len(calibration_texts())} texts, which takes seconds"
-    warnings.warn(f"{where}: {made}; {kept}", stacklevel=6)
+    warn_caller(f"{where}: {made}; {kept}")
 
 
 def _home_of(module: torch.nn.Module, dtype: torch.dtype) -> Path:

@@ -3,13 +3,13 @@ is stored in blocks as it comes."""
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from ftbert.caller import warn_caller
 from ftbert.checkpoint import Checkpoint, EncoderConfig, fits_8_bits
 from ftbert.converters import check_target, open_checkpoint, write_folder
 from ftbert.dtypes import Q8_0, users_word
@@ -84,7 +84,7 @@ def convert_to_q8_0(
     check_target(target, source, force)
     checkpoint = open_checkpoint(source, revision=revision, token=token)
     if checkpoint.config.left_out:
-        warnings.warn(f"{checkpoint.source.where}: {checkpoint.config.left_out}", stacklevel=2)
+        warn_caller(f"{checkpoint.source.where}: {checkpoint.config.left_out}")
     if checkpoint.config.encoder.eight_bits != "q8_0":
         if checkpoint.config.encoder.has_8_bits:
             where = checkpoint.source.where

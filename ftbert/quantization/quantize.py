@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ftbert.caller import warn_caller
 from ftbert.checkpoint import WORD_TABLE, Checkpoint, fits_8_bits
 from ftbert.converters import (
     build_reference,
@@ -108,7 +108,7 @@ def quantize(
     check_target(target, source, force)
     checkpoint = open_checkpoint(source, revision=revision)
     if checkpoint.config.left_out:
-        warnings.warn(f"{checkpoint.source.where}: {checkpoint.config.left_out}", stacklevel=2)
+        warn_caller(f"{checkpoint.source.where}: {checkpoint.config.left_out}")
     wanted, kept = _choose(checkpoint, kind, keep)
     table = dict[str, Quantized]()
     if kind.store_table and WORD_TABLE not in kept:

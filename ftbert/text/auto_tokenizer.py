@@ -8,11 +8,11 @@ wrong one), texts become other ids than the model was trained with. Then transfo
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ftbert.caller import warn_caller
 from ftbert.input_file import expect_file, origin, read_json_object
 from ftbert.text.charsmap import check_charsmaps_of
 from ftbert.text.panics import panics_as_errors
@@ -144,11 +144,10 @@ def _by_the_file(folder: Path, tokenizer: Any, given: Mapping[str, Any]) -> Any:
         fast.post_processor = type(fast).from_file(str(folder / "tokenizer.json")).post_processor
         if found == _ids(fast, texts):
             return tokenizer
-    warnings.warn(
+    warn_caller(
         f"{origin(folder)}: AutoTokenizer gives other ids than tokenizer.json, since it reads it as a "
         f"{type(tokenizer).__name__}; those of tokenizer.json are taken. Name the right tokenizer_class in "
         'tokenizer_config.json ("PreTrainedTokenizerFast" takes the file as it is)',
-        stacklevel=2,
     )
     special = [token for token, special in _added(fast).items() if special]
     generic.add_special_tokens({"additional_special_tokens": special})

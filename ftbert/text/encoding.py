@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ftbert.caller import warn_caller
 from ftbert.text import long_texts
 from ftbert.text.batching import Batch
 from ftbert.text.computing import Work, rows_of_texts
@@ -108,10 +108,9 @@ def _warn_of_scores(model: Any) -> None:
         return
     if has_score_head(model):
         _warned.add(model)
-        warnings.warn(
+        warn_caller(
             "this model scores texts (it has a head for sequence classification), and encode gives its pooled hidden "
             "states, which nothing trained to be compared: use predict or rerank for its scores",
-            stacklevel=4,
         )
 
 

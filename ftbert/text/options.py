@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ftbert.caller import warn_caller
 from ftbert.input_file import is_unicode
 from ftbert.text.checks import one_of, positive
 from ftbert.text.settings import POOLINGS
@@ -116,7 +116,7 @@ def choose_prompt(
             raise TypeError(f"{what} must be a str; got {type(given).__name__}")
     if prompt is not None:
         if name is not None:
-            warnings.warn("prompt is given, so prompt_name is ignored", stacklevel=5)
+            warn_caller("prompt is given, so prompt_name is ignored")
         if not is_unicode(prompt):
             raise ValueError("prompt is not valid Unicode: it holds a lone surrogate. Decode it again")
         return prompt

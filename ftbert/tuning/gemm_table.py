@@ -14,7 +14,6 @@ import json
 import os
 import re
 import threading
-import warnings
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -24,6 +23,7 @@ from typing import Any
 import torch
 
 from ftbert._library import build_info, load_library
+from ftbert.caller import warn_caller
 from ftbert.input_file import named, read_json_value
 from ftbert.tuning.gemm_rows import Own, Product, Row, merge
 from ftbert.user_cache import cache_folder, locked, make_private, untrusted
@@ -94,7 +94,7 @@ def add_rows(path: Path, machine: Machine, rows: Iterable[Row]) -> None:
         except ValueError as error:
             names = (f"{path.name}.old{number if number > 1 else ''}" for number in itertools.count(1))
             aside = path.replace(next(free for name in names if not (free := path.with_name(name)).exists()))
-            warnings.warn(f"{path} is replaced and kept as {aside.name}: {error}", stacklevel=2)
+            warn_caller(f"{path} is replaced and kept as {aside.name}: {error}")
         head = json.dumps({"format": FORMAT} | asdict(machine))[:-1]
         lines = ",\n".join("  " + json.dumps(row.as_dict()) for row in merge(rows, old))
         fresh = path.with_name(f"{path.name}.{os.getpid()}")
@@ -190,7 +190,7 @@ def in_force(machine: Machine) -> list[Row]:
         if source.problem and (source.path, source.problem) not in _warned:
             _warned.add((source.path, source.problem))
             how = "used in part" if source.rows else "ignored"
-            warnings.warn(f"the tuned GEMM table {source.path} is {how}: {source.problem}", stacklevel=3)
+            warn_caller(f"the tuned GEMM table {source.path} is {how}: {source.problem}")
         rows = merge(rows, source.rows)
     return rows
 
