@@ -23,6 +23,7 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.sdist import sdist
 
 from build_backend import TORCH, environment
+from ftbert.cores import cores
 from ftbert.torch_release import torch_release
 
 ROOT = Path(__file__).resolve().parent
@@ -81,7 +82,7 @@ class CMakeBuild(build_ext):
         if not self.editable_mode:
             configure += [f"-DFTBERT_LIB_DIR={self._libraries().resolve()}"]
             configure += ["-DCMAKE_BUILD_WITH_INSTALL_RPATH=ON", f"-DCMAKE_INSTALL_RPATH={';'.join(RPATH)}"]
-        compile_ = ["cmake", "--build", str(folder), "--parallel", str(os.cpu_count() or 1)]
+        compile_ = ["cmake", "--build", str(folder), "--parallel", str(cores().number)]
         for command in (configure, compile_):
             if subprocess.run(command, check=False, env=environment()).returncode:
                 raise SystemExit("ftbert: CMake failed; what it said stands above")

@@ -113,7 +113,8 @@ def told() -> dict[str, str]:
 def sentence() -> str:
     """The same in words, for a log."""
     about = told()
-    return f"threads: {about['threads']} ({about['threads_reason']}); {about['busy_cores']}"
+    number = about["threads"]
+    return f"{number} thread{'s' * (number != '1')} ({about['threads_reason']}); {about['busy_cores']}"
 
 
 def _torchs_own() -> set[int]:

@@ -92,7 +92,7 @@ def load_engine(
     kind = kinds.get(about.task, Kind.LOGITS)
     loaded = time.monotonic()
     if model.device.type == "cpu":
-        LOG.info("%s computes on %s", name, cores.sentence())
+        LOG.info("%s has %s", name, cores.sentence())
     with alone(device):
         waited = time.monotonic()
         budget, rate = timed(compute, kind, about, settings)
