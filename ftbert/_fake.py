@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._library.fake_class_registry import register_fake_class
+from torch._library.fake_class_registry import FakeScriptObject, register_fake_class
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 from ftbert.dtypes import DTYPES
@@ -45,13 +45,22 @@ def _forward_batch(
     }
     if rows is not None:
         shapes["rows"] = (rows.shape[0], facts.hidden())
-    # The number of valid tokens of padded ids stands in the mask, and an op that holds an object cannot give such a
-    # size to the inductor of torch 2.13 (its assertion compares with a guess): torch.compile breaks the graph here.
-    if unknown := set(want) - {*shapes, "packed_tokens", "packed_index", "cu_seqlens"}:
-        raise ValueError(f"want: {', '.join(sorted(unknown))} are none of {', '.join(shapes)}")
-    if not shapes.keys() >= set(want):
-        raise DynamicOutputShapeException(torch.ops.ftbert.forward_batch.default)
-    return [input_ids.new_empty(shapes[name], dtype=DTYPES[facts.dtype()]) for name in want]
+    places = {"packed_index": input_ids.numel(), "cu_seqlens": batch + 1}
+    if unknown := set(want) - {*shapes, *places, "packed_tokens"}:
+        raise ValueError(f"want: {', '.join(sorted(unknown))} are none of {', '.join([*shapes, *places])}")
+    if "packed_tokens" in want:
+        # The number of valid tokens stands in the mask: torch.export learns it where the program runs. torch.compile
+        # breaks the graph here: an op that holds an object cannot give such a size to the inductor of torch 2.13 (its
+        # assertion compares with a guess).
+        if not torch.compiler.is_exporting():
+            raise DynamicOutputShapeException(torch.ops.ftbert.forward_batch.default)
+        shapes["packed_tokens"] = (torch.library.get_ctx().new_dynamic_size(), facts.hidden())
+    return [
+        input_ids.new_empty(places[name], dtype=torch.int32)
+        if name in places
+        else input_ids.new_empty(shapes[name], dtype=DTYPES[facts.dtype()])
+        for name in want
+    ]
 
 
 def _padding(mask: Tensor) -> tuple[Tensor, ...]:
@@ -227,6 +236,12 @@ for _name in (
     "layers", "matrix_dtype", "seconds_of_sum", "to", "use_cuda_graphs", "weight", "weights", "whole",
 ):  # fmt: skip
     setattr(_FakeEncoder, _name, _method(_name))
+
+
+def word_table_of(encoder: Any) -> Tensor:
+    """While torch.export traces, which takes the table into the program as a constant."""
+    real = encoder.real_obj if isinstance(encoder, FakeScriptObject) else encoder
+    return real.weight("embeddings.word")  # type: ignore[no-any-return]
 
 
 def checked_op(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

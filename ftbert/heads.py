@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ftbert._fake import word_table_of
 from ftbert.checkpoint import HeadConfig
 from ftbert.module import EncoderModule
 
@@ -99,6 +100,7 @@ class HeadedModule(EncoderModule):
         super().__init__(encoder)
         self.heads = torch.nn.ModuleList(heads)
         self.reads_tokens = any(head.source not in ("first", "pooler") for head in heads)
+        self.reads_words = any(head.tied for head in heads)
 
     def forward(  # type: ignore[override]
         self,
@@ -205,7 +207,12 @@ class HeadedModule(EncoderModule):
         rows = index[positions.reshape(-1)].long()
         if bool((rows < 0).any()):
             raise ValueError("positions: expected valid tokens, got one at padding")
-        return self.heads[0](packed[rows], self.encoder.weight("embeddings.word"))  # type: ignore[no-any-return]
+        return self.heads[0](packed[rows], self._word_table())  # type: ignore[no-any-return]
+
+    def _word_table(self) -> Tensor:
+        if not torch.jit.is_scripting() and torch.compiler.is_exporting():  # type: ignore[attr-defined]
+            return word_table_of(self.encoder)
+        return self.encoder.weight("embeddings.word")  # type: ignore[no-any-return]
 
     def _logits(
         self,
@@ -218,7 +225,7 @@ class HeadedModule(EncoderModule):
     ) -> List[Tensor]:  # noqa: UP006
         """Every head over what it reads; tokens are packed. rows: of each head, the tokens that it reads, -1 for none.
         choices: of a question, one row each; 0: none."""
-        word = self.encoder.weight("embeddings.word")
+        word = self._word_table() if self.reads_words else first
         all_logits: List[Tensor] = []  # noqa: UP006
         for i, head in enumerate(self.heads):
             if head.source == "tokens":

@@ -14,6 +14,16 @@ from ftbert.tuning import gemm_table
 load_library()  # so that pickle, which imports this first, can read the encoder
 
 
+def _refuse_jagged(*tensors: Any) -> None:
+    """torch takes a method for its own that gets such a tensor, and fails over its name."""
+    for one in tensors:
+        if isinstance(one, Tensor) and one.is_nested:
+            raise RuntimeError(
+                "expected dense tensors, got a nested one; packed ids go to forward_packed, with nested.values() and "
+                "nested.offsets().int()"
+            )
+
+
 class EncoderModule(torch.nn.Module):
     """Holds a torch.classes.ftbert.Encoder. `torch.jit.script(module).save("m.pt")` loads in C++ through LibTorch."""
 
@@ -96,6 +106,7 @@ class EncoderModule(torch.nn.Module):
         """
         # The same op, called from C++: torch.ops would take half as long again on the host.
         if not torch.jit.is_scripting() and not torch.compiler.is_compiling():  # type: ignore[attr-defined]
+            _refuse_jagged(input_ids, attention_mask, token_type_ids, cu_seqlens, rows)
             return self.encoder.forward_batch(
                 input_ids, attention_mask, token_type_ids, cu_seqlens, max_seqlen, want, rows, shared_prefix
             )

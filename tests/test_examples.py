@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import make_bert
+from families import make_model
 
 import ftbert
 
@@ -218,6 +219,23 @@ def test_export_with_free_batch_and_length(model: ftbert.Model, tmp_path: Path) 
     program = torch.export.load(tmp_path / "model.pt2")
     for ids, mask in ((IDS, MASK), other_batch()):
         torch.testing.assert_close(program.module()(ids, mask), classifier(ids, mask), atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("family", "task"),
+    [
+        ("bert", "sequence_classification"), ("bert", "token_classification"), ("bert", "masked_lm"),
+        ("bert", "question_answering"), ("modernbert", "sequence_classification"), ("qwen3", "sequence_classification"),
+    ],
+)  # fmt: skip
+def test_export_with_a_head(family: str, task: str, tmp_path: Path) -> None:
+    """Over the first token, every token, the word table, a mean and the last token."""
+    model = ftbert.load(make_model(family, task, 1), device="cpu")
+    axes = {0: torch.export.Dim("batch", min=1, max=64), 1: torch.export.Dim("seq", min=2, max=50)}
+    torch.export.save(torch.export.export(model.module, (IDS, MASK), dynamic_shapes=(axes, axes)), tmp_path / "model.pt2")
+    program = torch.export.load(tmp_path / "model.pt2").module()
+    for ids, mask in ((IDS, MASK), other_batch(), (IDS, MASK * 0)):
+        torch.testing.assert_close(program(ids, mask), model.module(ids, mask), atol=1e-6, rtol=1e-6)
 
 
 class Named(torch.nn.Module):
