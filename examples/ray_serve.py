@@ -32,13 +32,13 @@ class Encoder:
         from ftbert.server.app import App
         from ftbert.server.links import LocalLink
         from ftbert.server.loading import load_engine
-        from ftbert.server.metrics import Row, open_rows
+        from ftbert.server.metrics import Metrics
         from ftbert.server.routes import all_routes
 
-        rows = open_rows(None, 2)  # of requests, of the engine
-        link = LocalLink()
-        link.attach(*await asyncio.to_thread(load_engine, settings, 0, settings.engines[0], None, Row(rows[1])))
-        self.app = App(settings, [[link]], rows, Row(rows[0]), all_routes())
+        metrics, link = Metrics(settings), LocalLink()
+        engine = await asyncio.to_thread(load_engine, settings, 0, settings.engines[0], None, metrics.engine(0, 0))
+        link.attach(*engine)
+        self.app = App(settings, [[link]], metrics, all_routes())
         await self.app.models[0].prepare()
 
     async def __call__(self, request: Request) -> Response:

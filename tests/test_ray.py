@@ -7,6 +7,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -181,7 +182,8 @@ def test_serve_answers_as_ftbert_serve_and_survives_a_killed_replica(cluster: No
         assert wrong.status == 424 and "not a re-ranker" in wrong.json()["error"]
 
         go_away(server)
-        until(lambda: b'te_request_failure{err="dropped"} 1' in server.call("GET", "/metrics").body, process, log)
+        dropped = re.compile(rb'te_request_failure{err="dropped",model="[^"]+",device="cpu"} 1\n')
+        until(lambda: dropped.search(server.call("GET", "/metrics").body), process, log)
 
         replicas = until(lambda: two(serving()), process, log)
         replicas[0].kill()

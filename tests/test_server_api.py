@@ -16,6 +16,8 @@ from conftest import VOCAB_WORDS
 from served import Served, in_thread, with_head
 
 import ftbert
+from ftbert.server import Settings
+from ftbert.server.metrics import Metrics
 from ftbert.server.routes import all_routes
 
 msgspec = pytest.importorskip("msgspec")
@@ -210,6 +212,7 @@ def test_metrics_are_what_prometheus_reads(server: Served) -> None:
         return sum(value for (of, labels), value in found.items() if of in (name, f"{name}_total") and label in labels)
 
     before = values()
+    assert not [name for name, labels in before if "'model'" not in labels or "'device'" not in labels]
     server.post("/embed", {"inputs": TEXTS})
     server.call("POST", "/embed", {"inputs": 3})
     after = values()
@@ -220,6 +223,29 @@ def test_metrics_are_what_prometheus_reads(server: Served) -> None:
     assert list(grown.values()) == [1, 1, 6, 6, 1, 1, 6]
     assert total(after, "te_batch_next_size_count") > 0 and total(after, "ft_tokens_total") > 0
     assert not any(name.endswith("_created") for name, _ in after)
+
+
+def test_metrics_name_model_and_device() -> None:
+    """Of several models each by itself, of several workers their sum; what fails before its model is known has none."""
+    settings = Settings((("a", "x"), ('b "c"', "y")), devices=("cuda:0", "cuda:1"), workers=2)
+    metrics = [Metrics(settings, worker=worker) for worker in range(2)]
+    metrics[1].rows = metrics[0].rows
+    metrics[0].requests("a").count("te_embed_count")
+    metrics[1].requests("a").count("te_embed_count", 2)
+    metrics[1].requests('b "c"').observe("te_request_duration", 0.5)
+    metrics[0].requests().failed("overloaded")
+    metrics[0].engine(1, 0).queue(3, 40, 512)
+    lines = metrics[1].exposition().decode().splitlines()
+    both = 'device="cuda:0,cuda:1"'
+    for line in (
+        f'te_embed_count{{model="a",{both}}} 3', f'te_embed_count{{model="b \\"c\\"",{both}}} 0',
+        f'te_request_duration_count{{model="b \\"c\\"",{both}}} 1', f'te_request_duration_count{{model="a",{both}}} 0',
+        'te_request_failure{err="overloaded",model="",device=""} 1', f'te_request_failure{{err="overloaded",model="a",{both}}} 0',
+        'ft_queue_tokens{model="b \\"c\\"",device="cuda:0"} 40', 'ft_queue_tokens{model="b \\"c\\"",device="cuda:1"} 0',
+        'ft_queue_tokens{model="a",device="cuda:0"} 0',
+    ):  # fmt: skip
+        assert line in lines
+    assert sum(line.startswith("# TYPE te_embed_count") for line in lines) == 1
 
 
 def test_prompts(tmp_path: Path, tiny_bert: Callable[..., Path], ) -> None:

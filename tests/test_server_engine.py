@@ -25,7 +25,7 @@ from ftbert.server.job import Failure, Job, Kind, Part  # noqa: E402
 from ftbert.server.links import LocalLink, SocketLink  # noqa: E402
 from ftbert.server.memory import Memory  # noqa: E402
 from ftbert.server.messages import Request  # noqa: E402
-from ftbert.server.metrics import PLACES, Row, open_rows  # noqa: E402
+from ftbert.server.metrics import PLACES, Metrics, Row  # noqa: E402
 from ftbert.server.routes import all_routes  # noqa: E402
 from ftbert.server.served_model import ServedModel  # noqa: E402
 from ftbert.server.settings import Settings  # noqa: E402
@@ -232,7 +232,7 @@ def test_behind_a_refusal_of_everybody_requests_are_refused_unread() -> None:
         for i, link in enumerate(links):
             link.deliver_here([Failure(1, 429, "Model is overloaded", 7.0 + i, full[i])])
         await asyncio.sleep(0.02)
-        app = App(Settings((("m", "m"),)), [links], open_rows(None, 1), Row(), all_routes())
+        app = App(Settings((("m", "m"),)), [links], Metrics(Settings((("m", "m"),))), all_routes())
         request = Request(time.monotonic())
         request.method, request.path, request.headers = "POST", path, {b"content-type": b"application/json"}
         error = app.gate(request)

@@ -419,7 +419,7 @@ def test_a_client_that_has_gone_is_noticed(server: Served) -> None:
 
     def dropped() -> float:
         lines = server.call("GET", "/metrics").body.decode().splitlines()
-        return next(float(line.split()[-1]) for line in lines if line.startswith('te_request_failure{err="dropped"}'))
+        return next(float(line.split()[-1]) for line in lines if line.startswith('te_request_failure{err="dropped",'))
 
     before = dropped()
     body = json.dumps({"inputs": ["word1 " * 120] * 2000}).encode()

@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from ftbert.server.description import Description
 from ftbert.server.errors import ApiError, too_large
@@ -20,14 +20,10 @@ from ftbert.server.links import Disconnected, Link
 from ftbert.server.logs import LOG, AccessLog
 from ftbert.server.memory import Memory
 from ftbert.server.messages import Request, Response
-from ftbert.server.metrics import Row
+from ftbert.server.metrics import Metrics, Row
 from ftbert.server.served_model import Computed, ServedModel
 from ftbert.server.settings import Settings
 from ftbert.text import panics_as_errors
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 _SETTLE_SECONDS = 1.0
 # Names of models that are not here, and were logged; more are answered without a line.
@@ -66,12 +62,11 @@ Routes = dict[tuple[str, str], Route]
 
 
 class App:
-    """What one worker serves. rows: the metrics of all processes, row: of this one."""
+    """What one worker serves."""
 
-    def __init__(
-        self, settings: Settings, links: Sequence[Sequence[Link]], rows: NDArray[np.float64], row: Row, routes: Routes
-    ) -> None:
-        self.settings, self.rows, self.row, self.routes = settings, rows, row, routes
+    def __init__(self, settings: Settings, links: Sequence[Sequence[Link]], metrics: Metrics, routes: Routes) -> None:
+        self.settings, self.metrics, self.routes = settings, metrics, routes
+        self._rows = {name: metrics.requests(name) for name in ("", *(name for name, _ in settings.models))}
         self.threads = ThreadPoolExecutor(settings.tokenization_workers, thread_name_prefix="ftbert-tokenise")
         self.log = AccessLog(settings.access_log)
         self.memory = Memory(settings.answer_limit)
@@ -116,6 +111,10 @@ class App:
         known = ", ".join(model.name for model in self.models)
         raise ApiError("Validation", f"the model {name[:200]!r} does not exist; this server has: {known}", status=404,
                        param="model", code="model_not_found")  # fmt: skip
+
+    def row(self, request: Request) -> Row:
+        """Where it is counted: by its model, "" before that is known."""
+        return self._rows[request.model]
 
     def gate(self, request: Request) -> ApiError | None:
         """What is wrong with a request as far as its head says; called before its body is read."""
@@ -172,7 +171,7 @@ class App:
         except ApiError as error:
             return self._refused(request, error)
         except Disconnected:
-            self.row.failed("dropped")
+            self.row(request).failed("dropped")
             return Response(status=503)
         except Exception as error:  # noqa: BLE001 - a fault of ours must not end the connection, nor be told in full
             LOG.exception("%s failed", request.path) if type(error) is not RecursionError else None
@@ -180,7 +179,7 @@ class App:
         if self.settings.cors_allow_origin:
             response.headers += cors_headers(self.settings, request)
         if route.counted:
-            self.row.observe("te_request_duration", time.monotonic() - request.began)
+            self.row(request).observe("te_request_duration", time.monotonic() - request.began)
         return response
 
     async def _settle(self) -> None:
@@ -201,7 +200,7 @@ class App:
         route: Route | None = request.route
         self.log.failed(request, error)
         if route is not None and route.counted:
-            self.row.failed(error.counted)
+            self.row(request).failed(error.counted)
         openai = route.openai if route is not None else request.path.startswith(("/v1/", "/v2/"))
         headers = error.headers() + cors_headers(self.settings, request)
         return Response(error.body(openai), error.status, headers=headers)
@@ -250,7 +249,8 @@ class Handler(Generic[B]):
         return self.answer(app, request, body, app.model(body.model, *self.tasks))
 
     async def answer(self, app: App, request: Request, body: B, model: ServedModel) -> Response:
-        texts, row, counts = self.texts(body, app.settings), app.row, self.counts
+        request.model = model.name
+        texts, row, counts = self.texts(body, app.settings), app.row(request), self.counts
         row.count("te_request_count", label=int(len(texts) > 1))
         row.count(f"te_{counts}_count", len(texts))
         model.expect(*self.tasks)

@@ -32,9 +32,7 @@ def main() -> int:
         from ftbert.server.engine_process import run_engine
 
         try:
-            return run_engine(
-                settings, told["model"], told["device"], told["threads"], told["index"], folder, told["rows"]
-            )
+            return run_engine(settings, told["model"], told["device"], told["threads"], folder)
         except Exception as error:  # noqa: BLE001 - the one place of this process where errors become a line
             words = " ".join(str(error).split())
             if not words or not isinstance(error, (OSError, ValueError, RuntimeError, TypeError)):
@@ -44,7 +42,7 @@ def main() -> int:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD})
     from ftbert.server.worker import run_worker
 
-    return run_worker(settings, told["index"], folder, told["rows"])
+    return run_worker(settings, told["index"], folder)
 
 
 def _follow_parent(folder: Path) -> None:

@@ -24,7 +24,7 @@ from ftbert.server.job import Failure, Job, Part
 from ftbert.server.links import TICK
 from ftbert.server.loading import load_engine
 from ftbert.server.logs import LOG
-from ftbert.server.metrics import Row, open_rows
+from ftbert.server.metrics import Metrics, Row
 from ftbert.server.process import socket_path, wait_for_signal
 from ftbert.server.settings import Settings
 
@@ -38,11 +38,9 @@ _SWITCH = 0.0005
 _MOST_UNSENT = 2 << 30
 
 
-def run_engine(
-    settings: Settings, model: int, device: int, threads: int | None, index: int, folder: Path, rows: int
-) -> int:
-    """index: its row of metrics. Returns the exit code; raises what loading raises."""
-    row = Row(open_rows(folder / "metrics", rows)[index])
+def run_engine(settings: Settings, model: int, device: int, threads: int | None, folder: Path) -> int:
+    """Returns the exit code; raises what loading raises."""
+    row = Metrics(settings, folder / "metrics").engine(model, device)
     row.reset_gauges()
     engine, about = load_engine(settings, model, settings.engines[device], threads, row, lambda on: _alone(folder, on))
     sys.setswitchinterval(_SWITCH)

@@ -15,7 +15,7 @@ from ftbert.server.app import App, Route, Routes
 from ftbert.server.errors import ApiError
 from ftbert.server.json_bodies import to_json
 from ftbert.server.messages import Request, Response
-from ftbert.server.metrics import CONTENT_TYPE, exposition
+from ftbert.server.metrics import CONTENT_TYPE
 from ftbert.server.schemas import OpenAIError, TeiError
 from ftbert.server.served_model import ServedModel
 
@@ -48,7 +48,7 @@ async def version(app: App, request: Request) -> Response:
 
 
 async def metrics(app: App, request: Request) -> Response:
-    return Response(exposition(app.rows), content_type=CONTENT_TYPE)
+    return Response(app.metrics.exposition(), content_type=CONTENT_TYPE)
 
 
 async def info(app: App, request: Request) -> Response:

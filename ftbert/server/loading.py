@@ -77,7 +77,7 @@ def load_engine(
     began = time.monotonic()
     places = device.split(",") if settings.parallel is not None else device
     checkpoint = open_checkpoint(source, revision=settings.revision)
-    usual = None if has_own_dtype(checkpoint) or device == "cpu" else "fp16"
+    usual = None if has_own_dtype(checkpoint) or device.startswith("cpu") else "fp16"
     model = load(checkpoint, places, settings.dtype or usual, parallel=settings.parallel)
     with _IMPORTING:
         about = describe(model, name, source, settings)

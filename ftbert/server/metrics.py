@@ -1,16 +1,21 @@
-"""Counters of all processes: a row of float64 for each, in one file that they share. Any worker can sum them.
+"""Counters of all processes: rows of float64 in one file that they share. Any worker can sum them.
 
-Names and buckets are TEI's, so that its dashboards work; ft_... are ours. Counters keep TEI's names, without the suffix
-that client libraries append.
+A worker has a row for each model and one for what it refused before it knew the model; an engine has one. Names and
+buckets are TEI's, so that its dashboards work; ft_... are ours. Counters keep TEI's names, without the suffix that
+client libraries append.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from ftbert.server.settings import Settings
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -42,6 +47,8 @@ HISTOGRAMS: dict[str, tuple[float, ...]] = {
     "te_batch_next_size": tuple(2.0**k for k in range(13)),
     "te_batch_next_tokens": tuple(2.0**k for k in range(21)),
 }
+# What an engine counts; all else is about requests.
+OF_ENGINES = {"ft_tokens_total", "ft_engine_busy_seconds_total", *GAUGES, "te_batch_next_size", "te_batch_next_tokens"}
 
 
 def _places() -> tuple[dict[str, int], int]:
@@ -112,26 +119,78 @@ def open_rows(path: Path | None, rows: int) -> NDArray[np.float64]:
     return np.asarray(np.memmap(path, dtype=np.float64, mode="r+", shape=(rows, CELLS)))  # its own indexing is slow
 
 
-def exposition(rows: NDArray[np.float64]) -> bytes:
-    """float64 [processes, cells], summed -> the text that Prometheus reads."""
-    cells = rows.sum(axis=0).tolist()
+class Metrics:
+    """The rows of a server, of which this process writes those of a worker or of an engine.
+
+    path: of their file, None: in memory. worker: whose requests `requests` counts.
+    """
+
+    def __init__(self, settings: Settings, path: Path | None = None, worker: int = 0) -> None:
+        self._models = [name for name, _ in settings.models]
+        self._devices = settings.engines
+        self._workers = max(1, settings.workers or 0)
+        self._first = worker * (1 + len(self._models))
+        self.rows = open_rows(path, len(self.labels))
+
+    @cached_property
+    def labels(self) -> list[tuple[bool, str, str]]:
+        """Of each row: whether an engine counts in it, the model and the device. A request is for a model wherever that
+        is computed: its device is all of them. What is refused before its model is known is a single model's."""
+        everywhere = ",".join(self._devices)
+        of_models = [(False, model, everywhere) for model in self._models]
+        of_worker = [of_models[0] if len(of_models) == 1 else (False, "", ""), *of_models]
+        of_engines = [(True, model, device) for model in self._models for device in self._devices]
+        return of_worker * self._workers + of_engines
+
+    def requests(self, model: str = "") -> Row:
+        """Of this worker. model: by its name; of another name, or none, what has no model."""
+        place = self._models.index(model) + 1 if model in self._models else 0
+        return Row(self.rows[self._first + place])
+
+    def engine(self, model: int, device: int) -> Row:
+        first = self._workers * (1 + len(self._models))
+        return Row(self.rows[first + model * len(self._devices) + device])
+
+    def exposition(self) -> bytes:
+        """The text that Prometheus reads."""
+        return exposition(self.rows, self.labels)
+
+
+def exposition(rows: NDArray[np.float64], labels: Sequence[tuple[bool, str, str]]) -> bytes:
+    """rows: float64 [rows, cells], summed where their labels are the same. labels: see Metrics."""
+    sums: dict[tuple[bool, str, str], list[float]] = {}
+    for whose in dict.fromkeys(labels):
+        sums[whose] = rows[[one == whose for one in labels]].sum(axis=0).tolist()
     lines = []
-    for name, labels in COUNTERS.items():
-        lines.append(f"# TYPE {name} counter")
-        for i, label in enumerate(labels):
-            lines.append(f"{name}{{{label}}} {_number(cells[PLACES[name] + i])}" if label else
-                         f"{name} {_number(cells[PLACES[name]])}")  # fmt: skip
-    for name in GAUGES:
-        lines += [f"# TYPE {name} gauge", f"{name} {_number(cells[PLACES[name]])}"]
-    for name, bounds in HISTOGRAMS.items():
-        lines.append(f"# TYPE {name} histogram")
-        place, total = PLACES[name], 0.0
-        for i, bound in enumerate((*bounds, None)):
-            total += cells[place + i]
-            shown = "+Inf" if bound is None else f"{bound:.12g}"
-            lines.append(f'{name}_bucket{{le="{shown}"}} {_number(total)}')
-        lines += [f"{name}_sum {cells[place + len(bounds) + 1]!r}", f"{name}_count {_number(total)}"]
+    for name, kind in _KINDS.items():
+        lines.append(f"# TYPE {name} {kind}")
+        for (engine, model, device), cells in sums.items():
+            # Before the model is known, a request can only fail.
+            if engine == (name in OF_ENGINES) and (model or name == "te_request_failure"):
+                lines += _samples(name, cells, f'model="{_escaped(model)}",device="{_escaped(device)}"')
     return ("\n".join(lines) + "\n").encode()
+
+
+_KINDS = dict.fromkeys(COUNTERS, "counter") | dict.fromkeys(GAUGES, "gauge") | dict.fromkeys(HISTOGRAMS, "histogram")
+
+
+def _samples(name: str, cells: Sequence[float], labels: str) -> list[str]:
+    place = PLACES[name]
+    if name not in HISTOGRAMS:
+        own = COUNTERS.get(name, ("",))
+        joined = [",".join(filter(None, (one, labels))) for one in own]
+        return [f"{name}{{{one}}} {_number(cells[place + i])}" for i, one in enumerate(joined)]
+    lines, total, bounds = [], 0.0, HISTOGRAMS[name]
+    for i, bound in enumerate((*bounds, None)):
+        total += cells[place + i]
+        shown = "+Inf" if bound is None else f"{bound:.12g}"
+        lines.append(f'{name}_bucket{{{labels},le="{shown}"}} {_number(total)}')
+    sums = repr(cells[place + len(bounds) + 1])
+    return [*lines, f"{name}_sum{{{labels}}} {sums}", f"{name}_count{{{labels}}} {_number(total)}"]
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def _number(value: float) -> str:

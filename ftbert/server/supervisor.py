@@ -16,7 +16,7 @@ from typing import Any
 
 from ftbert.cores import cores, wish
 from ftbert.server.logs import LOG, say_where, set_up
-from ftbert.server.metrics import Row, open_rows
+from ftbert.server.metrics import Metrics, Row
 from ftbert.server.process import ServerFolder, check_extra, socket_path, wait_for_signal
 from ftbert.server.settings import Settings
 
@@ -78,6 +78,7 @@ def _is_stopped(process: int) -> bool:
 @dataclass
 class _Child:
     told: dict[str, Any]
+    row: Row = field(default_factory=Row)  # where it gives signs of life
     process: subprocess.Popen[bytes] | None = None
     started: float = 0.0
     pause: float = 0.1
@@ -101,13 +102,12 @@ class _Supervisor:
         self._folder = self._made.path
         self._listens = False
         workers, models, devices = settings.workers or 1, len(settings.models), len(settings.engines)
-        rows = workers + models * devices
-        common = {"settings": settings.to_json(), "folder": str(self._folder), "rows": rows}
+        common = {"settings": settings.to_json(), "folder": str(self._folder)}
         on_cpu = models * settings.engines.count("cpu")
         threads = max(1, cores().number // on_cpu) if on_cpu > 1 and wish() is None else None
         self._workers = [_Child({**common, "role": "worker", "index": i}) for i in range(workers)]
         self._engines = [
-            _Child({**common, "role": "engine", "index": workers + model * devices + device, "model": model,
+            _Child({**common, "role": "engine", "index": model * devices + device, "model": model,
                     "device": device, "threads": threads if settings.engines[device] == "cpu" else None})  # fmt: skip
             for model in range(models)
             for device in range(devices)
@@ -116,7 +116,11 @@ class _Supervisor:
     def run(self) -> int:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         try:
-            self._rows = open_rows(self._folder / "metrics", self._workers[0].told["rows"])
+            for child in self._workers:
+                child.row = Metrics(self._settings, self._folder / "metrics", child.told["index"]).requests()
+            metrics = Metrics(self._settings, self._folder / "metrics")
+            for child in self._engines:
+                child.row = metrics.engine(child.told["model"], child.told["device"])
             return self._watch()
         finally:
             for child in (*self._workers, *self._engines):
@@ -148,7 +152,7 @@ class _Supervisor:
         """False where nothing will make it answer: it was stopped, or its event loop hangs. Whoever only waits for a
         core on a busy machine is neither."""
         assert child.process is not None
-        beats = Row(self._rows[child.told["index"]]).beats
+        beats = child.row.beats
         if beats != child.beats:
             child.beats, child.begun, child.silent = beats, True, 0.0
             if child.told["role"] == "worker" and not self._listens:
@@ -180,7 +184,7 @@ class _Supervisor:
         child.process.stdin.flush()
         child.started, child.again_at = time.monotonic(), None
         child.begun, child.silent, child.stopped = False, 0.0, 0.0
-        child.beats = Row(self._rows[child.told["index"]]).beats
+        child.beats = child.row.beats
 
     def _plan_again(self, child: _Child, code: int, now: float) -> bool:
         """False where an engine cannot load its model: no other try would."""

@@ -24,7 +24,7 @@ from typing import Any
 from ftbert.server.app import App
 from ftbert.server.links import LocalLink, SocketLink
 from ftbert.server.logs import LOG, say_where
-from ftbert.server.metrics import BEAT, Row, open_rows
+from ftbert.server.metrics import BEAT, Metrics, Row
 from ftbert.server.process import socket_path
 from ftbert.server.routes import all_routes
 from ftbert.server.settings import Settings
@@ -38,30 +38,28 @@ _SO_ATTACH_FILTER = 26
 _DROP_SYN = ((0x30, 0, 0, 13), (0x45, 0, 1, 0x02), (0x06, 0, 0, 0), (0x06, 0, 0, 0xFFFFFFFF))
 
 
-def run_worker(settings: Settings, index: int, folder: Path, rows: int) -> int:
-    """index: its row of metrics. folder: where the engines' sockets are. Returns the exit code."""
+def run_worker(settings: Settings, index: int, folder: Path) -> int:
+    """index: among the workers. folder: where the engines' sockets are. Returns the exit code."""
     import uvloop
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the threads of the pool are the parallelism
-    return uvloop.run(_run(settings, index, folder, rows))
+    return uvloop.run(_run(settings, index, folder))
 
 
-async def _run(settings: Settings, index: int, folder: Path, count: int) -> int:
+async def _run(settings: Settings, index: int, folder: Path) -> int:
     links = [
         [SocketLink(str(socket_path(folder, which, device))) for device in range(len(settings.engines))]
         for which in range(len(settings.models))
     ]
-    rows = open_rows(folder / "metrics", count)
-    row = Row(rows[index])
-    row.reset_gauges()
-    app = App(settings, links, rows, row, all_routes())
+    metrics = Metrics(settings, folder / "metrics", index)
+    app = App(settings, links, metrics, all_routes())
     server = HttpServer(app, bind(settings.hostname, settings.port, shared=True))
     ending, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ending.set)
     connecting = [asyncio.create_task(link.connect()) for own in links for link in own]
     await server.start()
-    beating = asyncio.create_task(_beat(row))
+    beating = asyncio.create_task(_beat(metrics.requests()))
     gc.collect()
     gc.freeze()  # what is there now stays: the collector need not look at it again
     await ending.wait()
@@ -93,13 +91,13 @@ async def serve_here(
 ) -> int:
     """stop: set to end it, instead of signals. load: instead of loading.load_engine."""
     links = [[LocalLink() for _ in settings.engines] for _ in settings.models]
-    rows = open_rows(None, 1 + len(settings.models) * len(settings.engines))
-    app = App(settings, links, rows, Row(rows[0]), all_routes())
+    metrics = Metrics(settings)
+    app = App(settings, links, metrics, all_routes())
     server = HttpServer(app, bound)
     await server.start()
     say_where(bound.getsockname()[:2], settings.api_key is not None)
     ending = stop or _on_signals()
-    loading = asyncio.create_task(asyncio.to_thread(_load_all, settings, links, rows, load))
+    loading = asyncio.create_task(asyncio.to_thread(_load_all, settings, links, metrics, load))
     waiting = asyncio.create_task(ending.wait())
     await asyncio.wait([loading, waiting], return_when=asyncio.FIRST_COMPLETED)
     try:
@@ -116,7 +114,9 @@ async def serve_here(
                 await asyncio.to_thread(link.engine.close)
 
 
-def _load_all(settings: Settings, links: list[list[LocalLink]], rows: Any, load: Callable[..., Any] | None) -> None:
+def _load_all(
+    settings: Settings, links: list[list[LocalLink]], metrics: Metrics, load: Callable[..., Any] | None
+) -> None:
     """All at the same time; timed one after the other. Raises what the first that fails raises."""
     from ftbert.server.loading import load_engine
 
@@ -128,7 +128,7 @@ def _load_all(settings: Settings, links: list[list[LocalLink]], rows: Any, load:
     def make(number: int) -> None:
         which, device = divmod(number, len(settings.engines))
         made = (load or load_engine)(
-            settings, which, settings.engines[device], None, Row(rows[1 + number]), lambda _: one_at_a_time
+            settings, which, settings.engines[device], None, metrics.engine(which, device), lambda _: one_at_a_time
         )
         links[which][device].attach(*made)
 
