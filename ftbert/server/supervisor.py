@@ -62,7 +62,7 @@ def check_paths(models: Iterable[tuple[str, str]]) -> None:
 def _workers(settings: Settings) -> int:
     if settings.workers is not None:
         return settings.workers
-    if all(device == "cpu" for device in settings.engines):
+    if all(device == "cpu" for device in settings.devices):
         return 0
     return min(max(1, cores().number - 2), 8)
 
