@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -38,7 +39,7 @@ from ftbert.checkpoint import (
     warn_caller,
 )
 from ftbert.converters.open import open_checkpoint
-from ftbert.converters.text_files import check_copy, text_files
+from ftbert.converters.text_files import GENERATION, check_copy, text_files
 
 
 def convert(
@@ -53,10 +54,10 @@ def convert(
     """Writes `target` (model.safetensors, config.json, the tokenizer's files) and returns its path.
 
     dtype: of the stored weights, in which the folder is then loaded where no other dtype is asked for; None keeps the
-    source's, int8 among them. force: replace a checkpoint folder that
-    ftbert wrote; nothing else is ever replaced. revision, token: of a hub id, see `fetch`. The target appears whole, in
-    one step, and with `force` there is one at every moment. Its tokenizer is compared with the source's on a few texts
-    before that.
+    source's, int8 among them. force: replace a checkpoint folder that ftbert wrote; nothing else is ever replaced.
+    revision, token: of a hub id, see `fetch`. The target appears whole, in one step, and with `force` there is one at
+    every moment. Its tokenizer is compared with the source's on a few texts before that. Of a live model what its
+    generation_config says is written, too.
     FileExistsError, ValueError (the target holds the source, links that lead out of the source, another tokenizer; see
     also `open_checkpoint`), OSError when the target cannot be written.
     """
@@ -96,6 +97,8 @@ def write_folder(
             if unchecked:
                 warn_caller(f"{checkpoint.folder}: {unchecked}")
             checkpoint.config.write(folder / "config.json", tokenizer_class)
+        if checkpoint.generation is not None:
+            _write_generation(checkpoint.generation, folder / GENERATION)
         try:
             staging.deliver_folder(lambda found: force and not _not_ours(found))
         except FileExistsError:
@@ -111,6 +114,14 @@ def _save_weights(tensors: dict[str, torch.Tensor], path: Path) -> None:
         code = re.search(r"os error (\d+)", str(error))
         raise OSError(int(code[1]) if code else errno.EIO, f"cannot be written ({error})", str(path)) from error
     path.chmod(path.parent.stat().st_mode & 0o666)  # the library gives others no access whatever the umask says
+
+
+def _write_generation(said: dict[str, Any], path: Path) -> None:
+    """said: as a live model's generation_config does, whose sequence_bias has tuples for keys."""
+    if isinstance(biases := said.get("sequence_bias"), dict):
+        said = said | {"sequence_bias": [[list(ids), bias] for ids, bias in biases.items()]}
+    with named(path):
+        path.write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
 
 
 def check_target(target: Path, source: str | Path | torch.nn.Module, force: bool) -> None:

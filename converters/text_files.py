@@ -12,7 +12,7 @@ from ftbert.text import MULTI_LINEAR, SPARSE_LINEAR, TOKENIZER_FILES, TextSettin
 
 MODULE_WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # best first
 LINEARS = (SPARSE_LINEAR, MULTI_LINEAR)
-_GENERATION = "generation_config.json"  # how texts are generated, and which tokens end them
+GENERATION = "generation_config.json"  # how texts are generated, and which tokens end them
 _NEVER = ("config.json", "*.safetensors", "*.bin", "*.onnx", "*.index.json")  # whatever tokenizer_config.json names
 
 # Case, accents, scripts, emoji, what tweets are cleaned of, unknown characters, special tokens, spaces.
@@ -30,7 +30,7 @@ def text_files(folder: Path) -> dict[str, Path]:
     paths = [path for pattern in (*TOKENIZER_FILES, "sentence_*_config.json") for path in sorted(home.glob(pattern))]
     found = {str(path.relative_to(home)): path for path in (*paths, *(home / name for name in named_files(home)))}
     found |= {name: folder / name for name in (MODULES, "config_sentence_transformers.json")}
-    found |= {name: home / name for name in (*LINEARS, _GENERATION)}
+    found |= {name: home / name for name in (*LINEARS, GENERATION)}
     for module in read_modules(folder):
         if module.folder not in (folder, home):
             for name in ("config.json", *MODULE_WEIGHTS):
