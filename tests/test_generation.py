@@ -300,6 +300,8 @@ def test_errors_say_what_is_wrong(model: ftbert.Model, place: Place) -> None:
         ("prompt 0: expected a str, or a list of messages .*; got 1$", TypeError, lambda: model.generate([1])),
         (r"prompt 0: expected a str, or a list of messages .*; got \['a'\]", TypeError, lambda: model.stream(["a"])),
         ("prompt 1: .*; got \\[\\]", TypeError, lambda: model.generate(["a", []])),
+        ("a message alone is no prompt; pass a list of messages", TypeError, lambda: model.generate({"role": "user", "content": "a"})),  # type: ignore[arg-type]
+        ("stop must be a str or several, none empty; got \\(5,\\)", ValueError, lambda: model.generate("a", stop=5)),  # type: ignore[arg-type]
         ("prompt 0, message 1: expected 'content', a str; got None", TypeError, lambda: model.stream([{"role": "user", "content": "a"}, {"role": "user"}])),
         ("prompt 1, message 0: expected 'role', a str; got 1", TypeError, lambda: model.generate(["a", [{"role": 1, "content": ""}]])),
         ("prompt 0, message 0: content is not valid Unicode", ValueError, lambda: model.generate([{"role": "user", "content": "\ud800"}])),

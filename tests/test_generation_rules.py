@@ -168,6 +168,12 @@ def test_a_config_says_what_no_file_of_generation_does(tmp_path: Path) -> None:
     assert ftbert.load(tmp_path).generate_ids(PROMPTS, max_new_tokens=MOST) == theirs(reference)
 
 
+def test_a_converted_live_model_says_what_it_said(tmp_path: Path) -> None:
+    reference = saying(repetition_penalty=1.3, sequence_bias={(5,): 2.0, (7, 8): -30.0})
+    model = ftbert.load(convert(reference, tmp_path / "ours"))
+    assert model.generate_ids(PROMPTS, max_new_tokens=MOST) == theirs(reference)
+
+
 def test_texts_with_rules_go_on_where_inference_mode_has_ended() -> None:
     model = loaded("llama", Place("cpu", torch.float32))
     with torch.inference_mode():
@@ -211,7 +217,9 @@ def test_what_is_not_computed_is_named_once() -> None:
         ({"sequence_bias": [[3]]}, "sequence_bias: expected pairs"),
         ({"min_new_tokens": -1}, "min_new_tokens: expected an integer of at least 0; got -1"),
         ({"max_length": 1.5}, "max_length: expected an integer of at least 0; got 1.5"),
+        ({"sequence_bias": [[[3], float("nan")]]}, "sequence_bias: expected pairs"),
         ({"stop_strings": [""]}, "stop_strings: expected a text or several"),
+        ({"stop_strings": 5}, "stop_strings: expected a text or several, none empty; got 5"),
         ({"eos_token_id": "</s>"}, "eos_token_id: expected an integer or several; got '</s>'"),
     ],
 )
@@ -232,6 +240,9 @@ def test_values_that_mean_nothing(place: Place) -> None:
     model = loaded("llama", place)
     for words, how in [
         ("repetition_penalty must be a number above 0; got 0", {"repetition_penalty": 0}),
+        ("repetition_penalty must be a number above 0; got '1.1'", {"repetition_penalty": "1.1"}),
+        ("temperature must be a number of at least 0; got '0.5'", {"temperature": "0.5"}),
+        ("top_p must be above 0 and at most 1; got '0.5'", {"top_p": "0.5"}),
         ("presence_penalty must be a finite number; got nan", {"presence_penalty": float("nan")}),
         ("frequency_penalty must be a finite number; got inf", {"frequency_penalty": float("inf")}),
         ("min_new_tokens must be an integer of at least 0; got -1", {"min_new_tokens": -1}),

@@ -12,9 +12,11 @@ Prompt: TypeAlias = "str | Messages"
 
 
 def listed(prompts: Prompt | Iterable[Prompt]) -> list[Any]:
-    """One prompt or several as a list of them: a list of messages is one."""
+    """One prompt or several as a list of them: a list of messages is one. TypeError for a message alone."""
     if isinstance(prompts, str):
         return [prompts]
+    if isinstance(prompts, Mapping):
+        raise TypeError(f"prompts: a message alone is no prompt; pass a list of messages; got {prompts!r:.60}")
     given = list(prompts)
     return [given] if is_messages(given) else given
 

@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
+from numbers import Real
 
 import torch
 from torch import Tensor
 
 from ftbert.decoding.chosen import sent
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a finite number, of Python or numpy."""
+    return isinstance(value, Real) and not isinstance(value, bool) and isfinite(value)
 
 
 @dataclass(frozen=True)
@@ -34,10 +40,10 @@ class Rules:
 
     def __post_init__(self) -> None:
         """ValueError for a value that means nothing."""
-        if not 0 < self.repetition_penalty < float("inf"):
+        if not is_number(self.repetition_penalty) or self.repetition_penalty <= 0:
             raise ValueError(f"repetition_penalty must be a number above 0; got {self.repetition_penalty!r}")
         for name in ("presence_penalty", "frequency_penalty"):
-            if not isfinite(getattr(self, name)):
+            if not is_number(getattr(self, name)):
                 raise ValueError(f"{name} must be a finite number; got {getattr(self, name)!r}")
         for name in ("no_repeat_ngram_size", "min_length", "min_new_tokens"):
             value = getattr(self, name)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ftbert.decoding.chosen import Chosen, sent
+from ftbert.decoding.rules import is_number
 
 
 @dataclass(frozen=True)
@@ -25,13 +26,13 @@ class Sampling:
 
     def __post_init__(self) -> None:
         """ValueError for a value that means nothing."""
-        if not 0 <= self.temperature < float("inf"):
+        if not is_number(self.temperature) or self.temperature < 0:
             raise ValueError(f"temperature must be a number of at least 0; got {self.temperature!r}")
         if self.top_k is not None and (not isinstance(self.top_k, int) or self.top_k < 1):
             raise ValueError(f"top_k must be a positive integer; got {self.top_k!r}")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
+        if self.top_p is not None and not (is_number(self.top_p) and 0 < self.top_p <= 1):
             raise ValueError(f"top_p must be above 0 and at most 1; got {self.top_p!r}")
-        if self.min_p is not None and not 0 <= self.min_p <= 1:
+        if self.min_p is not None and not (is_number(self.min_p) and 0 <= self.min_p <= 1):
             raise ValueError(f"min_p must be from 0 to 1; got {self.min_p!r}")
         if self.seed is not None and (not isinstance(self.seed, int) or not 0 <= self.seed < 1 << 62):
             raise ValueError(f"seed must be an integer from 0 to 2^62; got {self.seed!r}")

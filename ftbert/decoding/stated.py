@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import chain
+from math import isnan
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -38,6 +39,7 @@ _NOT_COMPUTED: dict[str, tuple[Any, ...]] = {
     "constraints": (), "force_words_ids": (), "forced_bos_token_id": (), "forced_eos_token_id": (),
     "exponential_decay_length_penalty": (), "guidance_scale": (1,), "remove_invalid_values": (False,),
     "watermarking_config": (), "token_healing": (False,), "max_time": (), "num_return_sequences": (1,),
+    "encoder_repetition_penalty": (1,), "encoder_no_repeat_ngram_size": (0,),
 }  # fmt: skip
 
 _stated: WeakKeyDictionary[Any, Stated] = WeakKeyDictionary()  # by model
@@ -87,6 +89,8 @@ def read_rules(found: Mapping[str, Any], where: str) -> dict[str, Any]:
         try:
             pairs = biases.items() if isinstance(biases, dict) else biases
             rules["sequence_bias"] = tuple((tuple(map(int, ids)), float(bias)) for ids, bias in pairs)
+            if any(isnan(bias) for _, bias in rules["sequence_bias"]):
+                raise ValueError
         except (TypeError, ValueError):
             raise _wrong(found, "sequence_bias", where, "pairs of token ids and a number") from None
     return rules
@@ -95,7 +99,7 @@ def read_rules(found: Mapping[str, Any], where: str) -> dict[str, Any]:
 def _read(found: Mapping[str, Any], where: str, other_ends: Any) -> Stated:
     rules = read_rules(found, where)
     stop = found.get("stop_strings")
-    stops = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
+    stops = () if stop is None else tuple(stop) if isinstance(stop, list | tuple) else (stop,)
     if not all(isinstance(one, str) and one for one in stops):
         raise _wrong(found, "stop_strings", where, "a text or several, none empty")
     ends = found.get("eos_token_id")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -52,7 +52,8 @@ class Options:
         """None of temperature is 0, 0 of top_k None, as transformers has them."""
         temperature = 0.0 if temperature is None else temperature
         check_do_sample(do_sample, temperature)
-        stops = None if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
+        several = isinstance(stop, Iterable) and not isinstance(stop, str)
+        stops = None if stop is None else tuple(stop) if several else (stop,)
         given = {name: value for name, value in rules.items() if value is not None}
         sampling = Sampling(temperature, top_k or None, top_p, seed, min_p)
         return cls(max_new_tokens, sampling, given, stops, chat, batch_size, chat_template)
