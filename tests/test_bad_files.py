@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import random
 import re
 import shutil
@@ -204,6 +205,17 @@ def test_weights_that_were_cut_after_they_were_opened(format: str, folder: Path)
         writable.truncate(path.stat().st_size // 2)
     kind, (_, expected, words) = run(lambda: [checkpoint.read(name) for name in checkpoint.tensors])
     assert kind == "raised" and expected and words.startswith(f"{path}: ") and "has it been changed" in words
+
+
+def test_a_model_of_bin_files_is_pickled(folder: Path) -> None:
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    model = ftbert.load(folder)
+    copy = pickle.loads(pickle.dumps(model))
+    ids = torch.tensor([[2, 5, 3]])
+    assert torch.equal(copy(ids).last_hidden_state, model(ids).last_hidden_state)
+    name = next(iter(model.checkpoint.tensors))
+    assert torch.equal(copy.checkpoint.read(name), model.checkpoint.read(name))
 
 
 @pytest.mark.parametrize("stored", [torch.float8_e4m3fn, torch.int8], ids=str)

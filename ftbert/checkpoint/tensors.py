@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -155,6 +155,10 @@ class BinSource(StateDictSource):
             self._files.append((file, os.fstat(file.fileno()).st_size))
             tensors |= _read_bin(path)
         super().__init__(tensors, where)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy holds the tensors themselves, and no file."""
+        return {**vars(self), "_files": []}
 
     def read(self, name: str) -> torch.Tensor:
         for file, size in self._files:
