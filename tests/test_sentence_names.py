@@ -39,6 +39,9 @@ def test_every_name_is_there_or_answered(tmp_path: Path) -> None:
         assert not hasattr(ours, name)
         with pytest.raises(AttributeError, match=f"no attribute '{name}': .*[a-z]{{3}}"):
             getattr(ours, name)
+        if name in ELSEWHERE:
+            with pytest.raises(AttributeError, match=f"no attribute '{name}': "):
+                setattr(ours, name, None)
     with pytest.raises(AttributeError, match="no attribute 'similarty'$") as caught:
         ours.similarty  # noqa: B018
     assert (caught.value.name, caught.value.obj) == ("similarty", ours)  # Python then says: did you mean similarity?
@@ -110,6 +113,9 @@ def test_rank(tmp_path: Path) -> None:
         scores = np.array([[one.pop("score") for one in some] for some in (got, want)])
         assert got == want
         assert np.abs(scores[0] - scores[1]).max() < 2e-5
+    assert ours.rank("a", documents, apply_softmax=True, convert_to_numpy=True, convert_to_tensor=False) == ours.rank("a", documents)
+    with pytest.raises(TypeError, match="rerank gives scores as float"):
+        ours.rank("a", documents, convert_to_tensor=True)
     assert ours.rank(query="a", documents=documents, top_k=1) == ours.rerank("a", documents=documents, top_k=1)
     assert (ours.num_labels, ours.max_seq_length) == (theirs.num_labels, theirs.max_seq_length)
     with pytest.raises(TypeError, match="has no argument 'topk'; nearest: top_k"):
@@ -135,8 +141,10 @@ def test_lengths_that_are_set(tmp_path: Path) -> None:
     scores = folder_of(tmp_path / "b")
     ours, theirs = ftbert.load(scores, max_length=9), theirs_of(CrossEncoder, scores, max_length=9)
     pairs = [("hello " * 20, "the end " * 30), ("a", "b")]
-    assert ours.max_seq_length == theirs.max_seq_length == 9
-    assert np.abs(ours.predict(pairs) - theirs.predict(pairs)).max() < 2e-5
+    for length in (9, 12):
+        ours.max_length = theirs.max_length = length
+        assert ours.max_length == ours.max_seq_length == theirs.max_seq_length == length
+        assert np.abs(ours.predict(pairs) - theirs.predict(pairs)).max() < 2e-5
 
 
 def test_widths_and_similarities_that_are_set(tmp_path: Path) -> None:

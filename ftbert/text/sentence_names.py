@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ftbert.keywords import keywords
 from ftbert.text.checks import one_of, positive
-from ftbert.text.elsewhere import answer
+from ftbert.text.elsewhere import ELSEWHERE, answer
 from ftbert.text.encoding import text_options, tokenizer_of, users_tokenizer
 from ftbert.text.multi_vector import multi_vector_embedding
 from ftbert.text.options import choose_prompt
@@ -47,6 +47,8 @@ class SentenceNames:
         else:
             tokenizer = tokenizer_of(self, scores=gives_scores(self))
             self._choose(max_length=tokenizer.check_length(positive("max_seq_length", value), "max_seq_length"))
+
+    max_length = max_seq_length  # CrossEncoder's name
 
     def get_max_seq_length(self) -> int:
         """`max_seq_length`."""
@@ -168,6 +170,11 @@ class SentenceNames:
     def tokenize(self, texts: str | Iterable[Any], **options: Any) -> dict[str, Tensor]:
         """`preprocess` by its older name."""
         return self.preprocess(texts, **options)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ELSEWHERE:  # it would change nothing
+            raise answer(self, name)
+        super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(type(self), name, None)

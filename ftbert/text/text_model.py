@@ -295,7 +295,8 @@ class TextModel(SentenceNames):
         """How well each text answers the query, best first: [{"corpus_id": place in `texts`, "score": float}, ...].
 
         As sentence-transformers' CrossEncoder.rank. top_k: so many only. return_documents: with "text". options: of
-        `predict`, but apply_softmax and the converting ones. ValueError for a model whose head has not one label.
+        `predict`; apply_softmax and convert_to_numpy change nothing. TypeError for convert_to_tensor, ValueError for a
+        model whose head has not one label.
         """
         _, labels = task_of(self, options.get("chat_template"))
         if labels != 1:
@@ -306,9 +307,10 @@ class TextModel(SentenceNames):
         check_texts(given)
         if top_k is not None:
             positive("top_k", top_k)
-        for name in ("apply_softmax", "convert_to_numpy", "convert_to_tensor"):
-            if name in options:
-                raise TypeError(f"rerank has no argument {name}")
+        if options.pop("convert_to_tensor", False):
+            raise TypeError("rerank gives scores as float; predict(pairs, convert_to_tensor=True) gives a tensor")
+        for name in ("apply_softmax", "convert_to_numpy"):  # without effect on one label's scores as float
+            options.pop(name, None)
         found = self.predict([(query, text) for text in given], **options)
         return rank(found, given, top_k, return_documents)
 
