@@ -169,7 +169,7 @@ def _changes(one: Any) -> str:
     said = [f"`{key}` {str(value).lower()}" for key, value in one.says.items()]
     layer = one.projection
     said += [f"`{layer.name}.weight` over each token's state, `{layer.width}` entries"] if layer else []
-    return ", ".join(said) or "nothing"
+    return ", ".join([*said, *([one.note] if one.note else [])]) or "nothing"
 
 
 def _by_reason(refused: dict[str, str]) -> list[tuple[str, list[str]]]:

@@ -29,13 +29,15 @@ class Projection:
 class OwnClass:
     """code: "module.Class" as auto_map says it, without the repository; "Class" alone: as architectures says it,
     without any code beside the weights. kinds: the model types that it is read of. Both may have `*`. source: who
-    publishes it. says: entries of config.json, in transformers' words, that mean what the class computes."""
+    publishes it. says: entries of config.json, in transformers' words, that mean what the class computes. note: for the
+    table of docs/models.md."""
 
     code: str
     kinds: tuple[str, ...]
     source: str
     says: Mapping[str, Any] = field(default_factory=dict)
     projection: Projection | None = None
+    note: str = ""
 
     @property
     def name(self) -> str:
@@ -53,8 +55,12 @@ OWN_CLASSES = (
     OwnClass("modeling_eurobert.EuroBert*", ("eurobert",), "EuroBERT/EuroBERT-210m"),
     OwnClass("modeling_lora.XLMRobertaLoRA", ("jina_embeddings_v3",), "jinaai/xlm-roberta-flash-implementation"),
     OwnClass("modeling_xlm_roberta.XLMRoberta*", ("jina_embeddings_v3",), "jinaai/xlm-roberta-flash-implementation"),
-    # Reads is_causal, which transformers reads too.
-    OwnClass("modeling_qwen.Qwen2*", ("qwen2",), "Alibaba-NLP/gte-Qwen2-7B-instruct, NovaSearch/stella_en_1.5B_v5"),
+    # One name for two: gte-Qwen2-7B's code attends in both directions; gte-Qwen2-1.5B's is causal, also where its
+    # config says is_causal false (vLLM's page of supported models). is_causal counts, as in transformers' own class.
+    OwnClass(
+        "modeling_qwen.Qwen2*", ("qwen2",), "Alibaba-NLP/gte-Qwen2-7B-instruct, NovaSearch/stella_en_1.5B_v5",
+        note="`is_causal` counts as in transformers; gte-Qwen2-1.5B-instruct's code is causal whatever it says",
+    ),
     # transformers' encoder, with pooling or a layer behind it that AutoModel does not read.
     OwnClass("HF_ColBERT", ("*",), "colbert-ir/colbertv2.0"),
     OwnClass("Contriever", ("bert",), "facebook/contriever"),
