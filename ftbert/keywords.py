@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 # What is there in place of an argument that other libraries have, or a check of its value: check(self, value) raises.
-Answer = str | Callable[[Any, Any], None]
+Answer = str | Callable[[Any, Any], object]
 
 
 def keywords(

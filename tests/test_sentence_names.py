@@ -12,12 +12,18 @@ import numpy as np
 import pytest
 import torch
 from compare import assert_same
-from sentence_transformers import CrossEncoder, SentenceTransformer, SimilarityFunction
+from sentence_transformers import (
+    CrossEncoder,
+    MultiVectorEncoder,
+    SentenceTransformer,
+    SimilarityFunction,
+    SparseEncoder,
+)
 from tokenizers_offline import TEXTS, folder_of, sentence_folder
 
 import ftbert
 from ftbert.load_arguments import ANSWERS, SAME
-from ftbert.text.elsewhere import ARGUMENTS, ELSEWHERE, INPUTS
+from ftbert.text.elsewhere import ARGUMENTS, ARGUMENTS_OF_TOKENS, ELSEWHERE, INPUTS
 from ftbert.text.sentence_names import EMBEDDINGS
 
 PROMPTS = {"query": "Query: ", "document": "Document: ", "other": "hello two "}
@@ -32,6 +38,7 @@ def test_every_name_is_there_or_answered(tmp_path: Path) -> None:
     folder = folder_of(tmp_path)
     ours = ftbert.load(folder)
     names = {name for kind in THEIRS for name in [*dir(kind), *vars(theirs_of(kind, folder))]}
+    names |= {name for kind in (SparseEncoder, MultiVectorEncoder) for name in dir(kind)}
     for name in sorted(name for name in names if not name.startswith("_")):
         if hasattr(type(ours), name) or name in vars(ours):
             assert name not in ELSEWHERE
@@ -67,7 +74,10 @@ def test_an_attribute_error_of_a_property_is_its_own() -> None:
         (SentenceTransformer.encode_query, [ftbert.Model.encode_query, ftbert.Model.encode], {**ARGUMENTS, **INPUTS}),
         (CrossEncoder.predict, [ftbert.Model.predict], {**ARGUMENTS, **INPUTS}),
         (CrossEncoder.rank, [ftbert.Model.rank, ftbert.Model.predict], ARGUMENTS),
+        (SparseEncoder.encode, [ftbert.Model.encode_sparse], {**ARGUMENTS, **INPUTS}),
+        (MultiVectorEncoder.encode, [ftbert.Model.encode_multi_vector], {**ARGUMENTS_OF_TOKENS, **INPUTS}),
         (SentenceTransformer, [ftbert.load], {**ANSWERS, **SAME}),
+        (SparseEncoder, [ftbert.load], {**ANSWERS, **SAME}),
         (CrossEncoder, [ftbert.load], {**ANSWERS, **SAME}),
         (SentenceTransformer.similarity, [ftbert.Model.similarity], EMBEDDINGS),
         (SentenceTransformer.preprocess, [ftbert.Model.preprocess], {}),
@@ -167,6 +177,25 @@ def test_widths_and_similarities_that_are_set(tmp_path: Path) -> None:
     ours.similarity_fn_name = None
     assert ours.similarity_fn_name == "dot"
     assert ftbert.load(folder, similarity_fn_name="cosine").similarity_fn_name == "cosine"
+
+
+def test_similarities_of_sparse_vectors(tmp_path: Path) -> None:
+    theirs_of(SparseEncoder, folder_of(tmp_path / "a", task="masked_lm")).save(str(tmp_path / "b"))
+    ours, theirs = ftbert.load(tmp_path / "b"), theirs_of(SparseEncoder, tmp_path / "b")
+    assert ours.similarity_fn_name == theirs.similarity_fn_name == "dot"
+    one, other = ours.encode_sparse(TEXTS[:4]), ours.encode_sparse(TEXTS[4:8])
+    assert ours.get_embedding_dimension() == one.shape[1] == 400
+    rows = ours.encode_sparse(TEXTS[:4], convert_to_tensor=False)
+    assert_same(torch.stack(rows).to_dense(), one.to_dense())
+    for name in ("dot", "cosine", "euclidean", "manhattan"):
+        ours.similarity_fn_name = name
+        dense = ours.similarity(one.to_dense(), other.to_dense())
+        assert_same(ours.similarity(one, other), dense)
+        assert_same(ours.similarity_pairwise(one, other), dense.diagonal())
+        assert_same(ours.similarity(one[0], other), dense[:1])
+        assert_same(ours.similarity(one, other.to_dense()), dense)
+    ours.similarity_fn_name = None
+    assert_same(ours.similarity(one, other), theirs.similarity(one, other).to_dense())
 
 
 def test_prompts_that_are_set(tmp_path: Path) -> None:

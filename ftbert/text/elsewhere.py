@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ftbert.keywords import Answer
+from ftbert.text.checks import one_of
 
 _TRAIN = "ftbert does not train: train with sentence-transformers, then ftbert.load(the folder that it saves)"
 _POOL = "ftbert.load(folder, device=['cuda:0', 'cuda:1']) has several devices, which share the texts of each call"
@@ -49,6 +50,10 @@ _ANSWERS: dict[tuple[str, ...], str] = {
     ("clear_placement_cache", "is_hpu_graph_enabled"): "a model stays where it was loaded",
     ("modalities", "supports"): "ftbert reads text alone",
     ("is_singular_input",): "a str is one text, a tuple of two str one pair, a list several",
+    ("decode",): "model.tokenizer.convert_ids_to_tokens names the entries of a sparse vector",
+    ("intersection",): "the product of two sparse tensors of encode_sparse has the entries that both have",
+    ("sparsity",): "the entries of a sparse tensor of encode_sparse are vectors.coalesce().values()",
+    ("splade_pooling_chunk_size",): "max_tokens of encode_sparse bounds what is computed at once",
     ("SUPPORTED_SIMILARITY_FN_NAMES",): "similarity_fn_name is cosine, dot, euclidean or manhattan",
     ("model_type", "default_huggingface_organization"): "model.config and model.tasks say what it is",
 }  # fmt: skip
@@ -87,5 +92,11 @@ ARGUMENTS: dict[str, Answer] = {
     "chunk_size": lambda model, value: None,  # of a pool's jobs
     "num_workers": lambda model, value: None,  # without effect there, too
     "processing_kwargs": "max_length= is here, other settings of the tokenizer in the folder's tokenizer_config.json",
+}
+ARGUMENTS_OF_TOKENS: dict[str, Answer] = {
+    **ARGUMENTS,
+    "normalize_embeddings": "the folder's Normalize says whether vectors of tokens have length 1",
+    "output_value": lambda model, value: one_of(("token_embeddings",), "output_value", value),
+    "token_pooling": "vectors of tokens are not merged here: give it those of encode_multi_vector",
 }
 INPUTS = {"inputs": "texts", "sentences": "texts"}

@@ -104,7 +104,8 @@ class SentenceNames:
 
     @property
     def similarity_fn_name(self) -> str:
-        """"cosine" (default), "dot", "euclidean" or "manhattan": the folder's, or what is set; None: the folder's."""
+        """"cosine", "dot", "euclidean" or "manhattan": the folder's (else dot for sparse vectors, cosine for others)
+        or what is set; None: the folder's."""
         if (chosen := self.text_choices.get("similarity")) is not None:
             return str(chosen)
         return "cosine" if self.folder is None else tokenizer_of(self).settings.similarity

@@ -243,7 +243,7 @@ def _sparse(folder: Path, home: Path, modules: list[Module], values: dict[str, A
         "sparse": sparse,
         "other": f"{folder}: a model of sparse vectors (SPLADE), and encode gives dense ones: call encode_sparse",
         **read_transformer(home, *_LOGITS),
-        **_sentence_settings(folder / _HEAD, values),
+        **_sentence_settings(folder / _HEAD, values, "dot"),
     }
 
 
@@ -357,8 +357,8 @@ def read_prompts(
     return prompts, name
 
 
-def _sentence_settings(path: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """Of config_sentence_transformers.json: prompts, width, similarity."""
+def _sentence_settings(path: Path, config: dict[str, Any], usual: str = "cosine") -> dict[str, Any]:
+    """Of config_sentence_transformers.json: prompts, width, similarity, which is `usual` where it does not say."""
     prompts, name = read_prompts(path, config, {"query": "", "document": ""})
     # One that is for other kinds of models, "maxsim", leaves the default.
     similarity = config.get("similarity_fn_name")
@@ -366,5 +366,5 @@ def _sentence_settings(path: Path, config: dict[str, Any]) -> dict[str, Any]:
         "prompts": prompts,
         "default_prompt_name": name,
         "truncate_dim": length_in(path, config, "truncate_dim"),
-        "similarity": similarity if similarity in SIMILARITIES else "cosine",
+        "similarity": similarity if similarity in SIMILARITIES else usual,
     }

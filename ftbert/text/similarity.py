@@ -15,10 +15,13 @@ from ftbert.text.tokens import listed
 def similarity(one: Any, other: Any, name: str) -> Tensor:
     """Every vector of `one` [n, width] with every one of `other` [m, width] -> [n, m]; a single [width] counts as one.
 
-    Arrays, tensors, lists or columns of them. name: "cosine", "dot", or "euclidean" and "manhattan", distances times
-    -1.
+    Arrays, tensors, sparse ones too, lists or columns of them. name: "cosine", "dot", or "euclidean" and "manhattan",
+    distances times -1.
     """
-    left, right = map(torch.atleast_2d, _pair(one, other))
+    left, right = (rows[None] if rows.ndim == 1 else rows for rows in _pair(one, other, name))
+    if left.is_sparse:
+        found = torch.sparse.mm(left, right.T).to_dense()
+        return found / _lengths(left)[:, None] / _lengths(right) if name == "cosine" else found
     if name == "cosine":
         return normalize(left, dim=-1) @ normalize(right, dim=-1).T
     if name == "dot":
@@ -28,7 +31,10 @@ def similarity(one: Any, other: Any, name: str) -> Tensor:
 
 def similarity_pairwise(one: Any, other: Any, name: str) -> Tensor:
     """Each vector of `one` [n, width] with the one in the same row of `other` -> [n]."""
-    left, right = _pair(one, other)
+    left, right = _pair(one, other, name)
+    if left.is_sparse:
+        found = (left * right).sum(-1).to_dense()
+        return found / _lengths(left) / _lengths(right) if name == "cosine" else found
     if name == "cosine":
         return (normalize(left, dim=-1) * normalize(right, dim=-1)).sum(-1)
     if name == "dot":
@@ -39,8 +45,16 @@ def similarity_pairwise(one: Any, other: Any, name: str) -> Tensor:
 _POWERS = {"euclidean": 2.0, "manhattan": 1.0}
 
 
-def _pair(one: Any, other: Any) -> tuple[Tensor, Tensor]:
+def _lengths(rows: Tensor) -> Tensor:
+    """[n] of sparse rows [n, width], as `normalize` takes them."""
+    return (rows * rows).sum(-1).to_dense().sqrt().clamp_min(1e-12)
+
+
+def _pair(one: Any, other: Any, name: str) -> tuple[Tensor, Tensor]:
+    """On one device, in one dtype; sparse where both are and `name` is a product."""
     left, right = _tensor(one), _tensor(other)
+    if not (left.is_sparse and right.is_sparse and name not in _POWERS):
+        left, right = (some.to_dense() if some.is_sparse else some for some in (left, right))
     dtype = torch.promote_types(left.dtype, right.dtype)
     device = right.device if left.device.type == "cpu" else left.device
     return left.to(device, dtype), right.to(device, dtype)

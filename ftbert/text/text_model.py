@@ -12,7 +12,7 @@ from torch import Tensor
 from ftbert.keywords import keywords
 from ftbert.text.checks import one_of, positive
 from ftbert.text.computing import compute_all
-from ftbert.text.elsewhere import ARGUMENTS, INPUTS
+from ftbert.text.elsewhere import ARGUMENTS, ARGUMENTS_OF_TOKENS, INPUTS
 from ftbert.text.encoding import embedding, text_options, tokenizer_of
 from ftbert.text.multi_vector import multi_vector_embedding
 from ftbert.text.precision import PRECISIONS, check_ranges, quantized
@@ -136,11 +136,12 @@ class TextModel(SentenceNames):
         max_active_dims: int | None = None,
         batch_size: int | None = None,
         max_tokens: int = 16384,
+        convert_to_tensor: bool = True,
         convert_to_sparse_tensor: bool = True,
         save_to_cpu: bool = False,
         show_progress_bar: bool | None = None,
         task: str | None = None,
-    ) -> Tensor:
+    ) -> Any:
         """Texts -> a float32 tensor [n, vocab] on the model's device, sparse (COO); [vocab] for a single str.
 
         As sentence-transformers' SparseEncoder.encode: an entry is the weight of a token of the vocabulary in the text.
@@ -149,8 +150,9 @@ class TextModel(SentenceNames):
         counts as SPLADE.
 
         max_active_dims: so many entries at most, the largest. convert_to_sparse_tensor: False gives zeros, too.
-        save_to_cpu: leave the result there. prompt, prompt_name, max_length, batch_size, max_tokens, show_progress_bar,
-        task: as in `encode`. ValueError for a model that gives no such vectors.
+        convert_to_tensor: False gives a list of rows. save_to_cpu: leave the result there. prompt, prompt_name,
+        max_length, batch_size, max_tokens, show_progress_bar, task: as in `encode`. ValueError for a
+        model that gives no such vectors.
         """
         work = sparse_embedding(
             self, prompt=prompt, prompt_name=prompt_name, max_length=max_length, max_active_dims=max_active_dims,
@@ -161,9 +163,11 @@ class TextModel(SentenceNames):
         found = as_tensor(compute_all(self, given, work, show_progress_bar), work.width)
         found = found if convert_to_sparse_tensor else found.to_dense()
         found = found if save_to_cpu else found.to(self.device)
-        return found[0] if isinstance(texts, str) else found
+        if isinstance(texts, str):
+            return found[0]
+        return found if convert_to_tensor else [found[place] for place in range(len(found))]
 
-    @keywords(INPUTS, ARGUMENTS)
+    @keywords(INPUTS, ARGUMENTS_OF_TOKENS)
     def encode_multi_vector(
         self,
         texts: str | Iterable[str],
