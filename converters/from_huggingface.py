@@ -69,6 +69,9 @@ def convert(
     if dtype is None and checkpoint.in_int8 is not None:
         checkpoint = checkpoint.in_int8()
     word = next((word for word, one in DTYPES.items() if one == dtype), "")
+    if dtype is not None and not word:
+        others = "`ftbert convert --dtype q8_0` and `ftbert quantize` write folders in 8 bits"
+        raise ValueError(f"dtype: expected {', '.join(DTYPES)}, got {dtype}; {others}")
     checkpoint = replace(checkpoint, config=replace(checkpoint.config, dtype=word))
     write_folder(checkpoint, checkpoint.items(dtype) if dtype else checkpoint.stored_items(), source, target, force)
     return target

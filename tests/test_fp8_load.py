@@ -183,12 +183,12 @@ def test_what_load_builds(folder: Path, tmp_path: Path, cached: Path, built: lis
     assert element == narrow and checkpoint.folder == folder and not checkpoint.config.encoder.has_8_bits
     assert weights.config.encoder.has_8_bits and weights.folder.parent == cached
     quantize(folder, tmp_path / "fp8")
-    for dtype, want in (("fp8", narrow), ("auto", narrow), ("fp16", torch.float16), ("bf16", torch.bfloat16)):
+    for dtype, want in ((None, narrow), ("fp8", narrow), ("auto", narrow), ("fp16", torch.float16), ("bf16", torch.bfloat16)):
         load_quietly(tmp_path / "fp8", "cuda:0", dtype)
         checkpoint, weights, element = built[-1]
         assert element == want and checkpoint is weights and checkpoint.folder == tmp_path / "fp8"
     with pytest.raises(ValueError, match="stored in fp8; dtype='fp8' or 'auto' loads it"):
-        ftbert.load(tmp_path / "fp8", "cuda:0")
+        ftbert.load(tmp_path / "fp8", "cuda:0", "fp32")
     assert len(list(cached.glob("*/config.json"))) == 1  # of the plain model alone
 
 

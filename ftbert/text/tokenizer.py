@@ -14,6 +14,7 @@ import numpy as np
 from ftbert.input_file import is_unicode, origin
 from ftbert.text.auto_tokenizer import explain, load_tokenizer
 from ftbert.text.fast_tokenizer import FastTokenizer
+from ftbert.text.panics import panics_as_errors
 from ftbert.text.settings import TextSettings
 from ftbert.text.templates import INSTRUCTION, PairTemplate, Render, TemplateEncoder, takes_any_roles
 from ftbert.text.tokens import Text, Tokens, joined, tokens_of
@@ -218,7 +219,8 @@ def _own_length(folder: Path, tokenizer: Any) -> int:
 def _expect_one_type(folder: Path, tokenizer: Any) -> None:
     """encode passes no token types: refuse the rare template that gives others than 0 to a single text."""
     try:
-        types = tokenizer("a").get("token_type_ids", [])  # absent where the model does not get them
+        with panics_as_errors():
+            types = tokenizer("a").get("token_type_ids", [])  # absent where the model does not get them
     except Exception as error:  # of no type of its own
         raise ValueError(f"{origin(folder)}: its tokenizer cannot encode texts ({explain(error)})") from error
     if any(types):
@@ -229,7 +231,8 @@ def _expect_one_type(folder: Path, tokenizer: Any) -> None:
 def _leading(tokenizer: Any) -> int:
     """Special tokens before a text."""
     try:
-        return int([*tokenizer("a", return_special_tokens_mask=True)["special_tokens_mask"], 0].index(0))
+        with panics_as_errors():
+            return int([*tokenizer("a", return_special_tokens_mask=True)["special_tokens_mask"], 0].index(0))
     except Exception:  # noqa: BLE001 - of no type of its own; `_expect_one_type` says it
         return 0
 
