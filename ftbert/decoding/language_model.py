@@ -51,23 +51,24 @@ class LanguageModel:
         A text ends at a token that the folder's generation_config.json or config.json names as its end, before a stop
         string, after max_new_tokens, or where the model's context is full.
 
-        max_new_tokens, stop and rules that logits follow (repetition_penalty, min_new_tokens, others): None: as
-        generation_config.json says, else 256 and none. What it says of drawing tokens does not count. temperature: what
-        logits are divided by before a token is drawn; 0: always the most likely one. top_k: drawn from the most likely
-        k alone, 0 from all; top_p: from the fewest that together are at least as likely as top_p; min_p: from those at
-        least min_p times as likely as the most likely one. repetition_penalty: of tokens that the prompt or the text
-        holds, logits above 0 are divided by it, others multiplied; 1: none. presence_penalty, frequency_penalty:
-        subtracted from the logits of generated tokens, once and each time, as OpenAI has them. min_new_tokens: no end
-        before so many. seed: the same draws each time; the prompt at place i draws as one alone with seed + i. stop: a
-        text ends before the first of these. chat: a prompt is a user's message in the tokenizer's chat template, and
-        the text its answer. chat_template: another template, in Jinja. batch_size: texts computed at a time, for each
-        of which the cache of keys and values has room. others: min_length, no_repeat_ngram_size, bad_words_ids,
-        sequence_bias, suppress_tokens, begin_suppress_tokens, and do_sample where it says what the temperature does.
+        max_new_tokens, stop, repetition_penalty, min_new_tokens and others: None is generation_config.json's value,
+        else 256 for max_new_tokens and no rule; its values for drawing have no effect. temperature: what logits are
+        divided by before a token is drawn; 0: always the most likely one. top_k: drawn from the most likely k alone, 0
+        from all; top_p: from the fewest that together are at least as likely as top_p; min_p: from those at least min_p
+        times as likely as the most likely one. repetition_penalty: of tokens that the prompt or the text holds, logits
+        above 0 are divided by it, others multiplied; 1: none. presence_penalty, frequency_penalty: subtracted from the
+        logits of generated tokens, once and each time, as OpenAI has them. min_new_tokens: no end before so many. seed:
+        the same draws each time; the prompt at place i draws as one alone with seed + i. stop: a text ends before the
+        first of these. chat: a prompt is a user's message in the tokenizer's chat template, and the text its answer.
+        chat_template: another template, in Jinja. batch_size: texts computed at a time, for each of which the cache of
+        keys and values has room. others: min_length, no_repeat_ngram_size, bad_words_ids, sequence_bias,
+        suppress_tokens, begin_suppress_tokens, and do_sample where it says what the temperature does.
 
         Names mean what they mean in transformers' generate, and greedy texts are its texts. ValueError for an option's
         value (also of generation_config.json), a model without a head for the next token, an empty prompt or one longer
-        than the context, a live model, which has no tokenizer (see generate_ids); RuntimeError for a model that reads
-        in both directions, and where logits are not finite.
+        than the context, a live model, which has no tokenizer (see generate_ids); TypeError for a prompt that is
+        neither a text nor messages, and for an unknown argument; RuntimeError for a model that reads in both
+        directions, and where logits are not finite.
         """
         note_fork()
         options = Options.of(
