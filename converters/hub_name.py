@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
 _SITES = ("https://huggingface.co/", "huggingface.co/", "hf.co/")
+_PAGE = re.compile(r"(blob|resolve)/main/")  # in the address of a file
 _WEIGHTS = ("*.safetensors", "*.bin")
 _NO_MODEL = re.compile("mmproj|imatrix", re.IGNORECASE)  # what reads images, and what quantised a model
 _LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
@@ -38,7 +39,9 @@ class HubName:
         if name.startswith((".", "~")) or not all(parts):
             return None
         if is_gguf(name):
-            found = cls("/".join(parts[:2]), "/".join(parts[2:])) if len(parts) > 2 else None
+            file = "/".join(parts[2:])
+            file = file if name == source else _PAGE.sub("", file, count=1)
+            found = cls("/".join(parts[:2]), file) if file else None
         else:
             repository, _, kind = name.partition(":")
             found = cls(repository, type=kind) if len(parts) < 3 else None
