@@ -42,10 +42,9 @@ __all__ = [
     "TextOptions", "TextSettings", "TokenLabels", "Tokenizer", "Tokens", "Upload", "Window", "Workers", "batches_of",
     "by_token_budget", "check_charsmaps", "check_pooling", "check_ranges", "compute_windows", "dense_of", "embedding",
     "entries_of", "joined", "launch", "lexical", "load_tokenizer", "multi_vector_embedding", "next_logits", "pack",
-    "panics_as_errors",
-    "quantized", "ranges_of", "score_ids", "score_task", "sharing", "skipped_ids", "sparse_embedding", "splade_rows",
-    "stored_as", "text_options", "text_vectors", "token_states", "token_vectors", "token_weights", "tokenizer_of",
-    "tokens_kept", "tokens_of", "unweighted",
+    "panics_as_errors", "quantized", "ranges_of", "score_ids", "score_task", "sharing", "skipped_ids",
+    "sparse_embedding", "splade_rows", "stored_as", "text_options", "text_vectors", "token_states", "token_vectors",
+    "token_weights", "tokenizer_of", "tokens_kept", "tokens_of", "unweighted",
 ]  # fmt: skip
 
 _LATE = {
