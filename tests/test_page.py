@@ -425,6 +425,16 @@ def test_markup_stays_text(embedding: Opened, servers: dict[str, Served]) -> Non
 # ---- shape ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_first_calls_fill_their_places(width: int, servers: dict[str, Served], open_page: Callable[..., Opened]) -> None:
+    """All of the first code is seen, and bars begin at the left."""
+    opened = open_page(servers["embedding"], viewport={"width": width, "height": 900})
+    opened.see("#calls", "the last 2 calls")
+    opened.settle()
+    assert opened.page.evaluate("(box => box.scrollHeight - box.clientHeight)(document.querySelector('pre'))") <= 0
+    assert opened.page.evaluate("document.getElementById('history').getContext('2d').getImageData(4, 40, 1, 1).data[3]") == 255
+
+
 @pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1400, "light")])
 @pytest.mark.parametrize(
     ("kind", "field"),
