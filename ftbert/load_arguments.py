@@ -19,7 +19,7 @@ _MODULES = "ftbert.optimize(SentenceTransformer(modules=...)) makes such a model
 _TOKENIZER = "load(max_length=...) is its length; all else is what the folder's tokenizer_config.json says"
 _FILE = "ftbert.load takes the .onnx file itself, and of a folder HuggingFace's weights"
 
-SAME = {"model_name_or_path": "source", "use_auth_token": "token", "torch_dtype": "dtype"}
+SAME = {"model_name_or_path": "source", "use_auth_token": "token", "torch_dtype": "dtype", "gguf_file": "filename"}
 ANSWERS: dict[str, Answer] = {
     "trust_remote_code": _CODE,
     "cache_folder": _CACHE,
@@ -46,6 +46,7 @@ _MODEL_ANSWERS = {
     "load_in_8bit": _EIGHT_BITS,
     "load_in_4bit": _EIGHT_BITS,
     "file_name": _FILE,
+    "gguf_file": "ftbert.load(folder or hub id, filename=...)",
     "provider": _FILE,
     "export": _FILE,
     "revision": "ftbert.load(hub id, revision=...)",

@@ -276,6 +276,7 @@ def test_folders_and_what_is_written_beside(embedder: Path, tmp_path: Path) -> N
     with pytest.raises(ValueError, match=r"several GGUF files \(a.gguf, b.gguf\); name one of them"):
         ftbert.load(tmp_path)
     ftbert.load(tmp_path, filename="a.gguf")
+    ftbert.load(tmp_path, gguf_file="a.gguf")  # transformers' word
     (tmp_path / "a.gguf").rename(tmp_path / "A.GGUF")
     ftbert.load(tmp_path / "A.GGUF")
     with pytest.raises(FileNotFoundError, match=r"no file 'c.gguf' there; its .gguf files are A.GGUF, b.gguf"):
