@@ -178,6 +178,7 @@ def rank_process(rank: int, ranks: int, store: str, what: str, parallel: str, de
     os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     torch.set_num_threads(1)
     if device == "cuda":
+        os.environ["FTBERT_COMPARE_RANKS"] = "contents"
         torch.cuda.set_device(rank)
     distributed.init_process_group(
         "nccl" if device == "cuda" else "gloo", init_method=f"file://{store}", rank=rank, world_size=ranks,

@@ -87,23 +87,23 @@ OTHERS = {
     "number": r"rank 1 differs from rank 0 in the weights of layers\.0\.ffn\.up\.weight \(\w+, there \w+\)$",
 }
 STRAYS = {
-    "length": r"input_ids: Long \[2, 29\] on cpu, contents \w+, where rank 0 has input_ids: Long \[2, 30\]",
+    "length": r"input_ids: Long \[2, 29\] on c\w+, contents \w+, where rank 0 has input_ids: Long \[2, 30\]",
     "batch": r"input_ids: Long \[1, 30\]",
-    "ids": r"than rank 0: input_ids: Long \[2, 30\] on cpu, contents (\w+), where .*\[2, 30\] on cpu, contents (?!\1)\w+\.",
-    "mask": r"than rank 0: attention_mask: Long \[2, 30\] on cpu, contents \w+, where rank 0 has attention_mask: none\.",
+    "ids": r"than rank 0: input_ids: Long \[2, 30\] on c\w+, contents (\w+), where .*\[2, 30\] on c\w+, contents (?!\1)\w+\.",
+    "mask": r"than rank 0: attention_mask: Long \[2, 30\] on c\w+, contents \w+, where rank 0 has attention_mask: none\.",
     "type": r"input_ids: Int \[2, 30\]", "model": r"model: the 2\. of .*, where rank 0 has model: the 1\.",
     "want": "want: hidden_states, pooled, where rank 0 has want: tokens, pooled", "packed": r"cu_seqlens: Int \[3\]",
-    "wrong": r"input_ids: Long \[2\]", "prompt": r"next tokens: Long \[\d+\] on cpu, contents",
+    "wrong": r"input_ids: Long \[2\]", "prompt": r"next tokens: Long \[\d+\] on c\w+, contents",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("parallel", ["tensor", "pipeline"])
 @pytest.mark.parametrize(("what", "expected"), [("loads", OTHERS), ("strays", STRAYS)])
 def test_a_rank_that_does_something_else(
-    what: str, expected: dict[str, str], parallel: str, tmp_path: Path
+    kind: str, what: str, expected: dict[str, str], parallel: str, tmp_path: Path
 ) -> None:
     """Every rank says which, in what, and goes on."""
-    found = run(tmp_path, 2, what, parallel, "cpu")
+    found = run(tmp_path, 2, what, parallel, kind)
     assert [code for code, _ in found] == [0, 0], found
     for _, said in found:
         words = dict(line.split(": ", 1) for line in said.splitlines())
