@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import logging
 import subprocess
 import sys
 import warnings
@@ -191,6 +192,23 @@ def test_a_folder_without_a_config_goes_by_its_tokenizer_config(tmp_path: Path) 
     (folder / "config.json").unlink()
     got = Tokenizer(folder, TextSettings(), 64).encode_batch(TEXTS)
     assert [ids.tolist() for ids in got] == [ids.tolist() for ids in want]
+
+
+def test_transformers_gives_no_alarm_about_lengths(tmp_path: Path) -> None:
+    """Texts are cut, or refused in words, behind its tokenizer."""
+    folder = write(tmp_path / "model", FAMILIES[0], model_max_length=8)
+    told: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("transformers")
+    logger.addHandler(handler)
+    try:
+        assert len(load_tokenizer(folder)("word " * 50)["input_ids"]) > 8
+        assert not told
+        AutoTokenizer.from_pretrained(folder)("word " * 50)
+        assert any("sequence length is longer" in one for one in told)
+    finally:
+        logger.removeHandler(handler)
 
 
 def test_lengths_do_not_disturb_each_other(tmp_path: Path) -> None:

@@ -75,6 +75,8 @@ def load_tokenizer(folder: Path, settings: TextSettings | None = None) -> Any:
             tokenizer = _by_the_file(folder, tokenizer, given)
     except Exception as error:
         raise ValueError(f"{origin(_culprit(folder))}: cannot be used as a tokenizer ({explain(error)})") from error
+    # Texts are cut, or refused in words, behind the tokenizer: its alarm about their length would come before either.
+    getattr(tokenizer, "deprecation_warnings", {})["sequence-length-is-longer-than-the-specified-maximum"] = True
     if settings.multi is not None:
         _keep_markers_whole(tokenizer, settings.multi.markers)
     if settings.lower_case:
