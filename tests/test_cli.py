@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -192,6 +193,27 @@ def test_ctrl_c_keeps_the_work(stub: StubModel, capsys: pytest.CaptureFixture[st
     stub.fail_at = -1
     assert cli.main(arguments) == 0
     assert "1 of them from an earlier run" in capsys.readouterr().out
+
+
+def test_sigterm_keeps_the_work(stub: StubModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    before, compute = signal.getsignal(signal.SIGTERM), stub.forward_packed
+
+    def told_to_end(*given: Any, **named: Any) -> Any:
+        if stub.calls:
+            signal.raise_signal(signal.SIGTERM)
+        return compute(*given, **named)
+
+    monkeypatch.setattr(stub, "forward_packed", told_to_end)
+    assert cli.main(["embed", "model", "in.txt", "out.npy", "--batch-records", "1"]) == 143
+    assert "out.npy.part is kept, the same command goes on from there" in capsys.readouterr().err
+    assert not Path("out.npy").exists() and signal.getsignal(signal.SIGTERM) == before
+
+
+def test_ranges_that_are_measured_are_told_of(stub: StubModel, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["embed", "model", "in.txt", "out.npy", "--precision", "int8", "--ranges", "r.npy"]
+    for told in (True, False):
+        assert cli.main(arguments) == 0
+        assert ("r.npy does not exist: it is measured over the first 8192 texts" in capsys.readouterr().err) == told
 
 
 def test_debug_shows_the_traceback(

@@ -525,3 +525,15 @@ def test_a_line_from_time_to_time_off_a_terminal(
     capsys.readouterr()
     embed_file(stub, path, tmp_path / "new.npy", batch_records=7)  # speed and rest are those of this run
     assert "embed: 15 texts" in (last := capsys.readouterr().err.splitlines()[-1]) and "100 %" in last
+
+
+def test_integers_of_a_csv_are_integers_in_parquet(tmp_path: Path, stub: StubModel) -> None:
+    """Where all are, as pandas reads them. A number with zeros before it, or an empty field, keeps its column text."""
+    rows = [("7", "007", "1", "1", "a"), ("-12", "12", "2", "", "cat"), ("0", "3", "x", "3", "dog")]
+    path = tmp_path / "in.csv"
+    path.write_text("id,code,mixed,gap,text\n" + "".join(",".join(row) + "\n" for row in rows))
+    embed_file(stub, path, tmp_path / "out.parquet", batch_records=1)
+    table = pq.read_table(tmp_path / "out.parquet")
+    assert table["id"].type == pa.int64() and table["id"].to_pylist() == [7, -12, 0]
+    for at, name in ((1, "code"), (2, "mixed"), (3, "gap"), (4, "text")):
+        assert table[name].to_pylist() == [row[at] for row in rows]

@@ -369,6 +369,16 @@ def test_several_files_are_read_as_one(tmp_path: Path, kind: str, keep: str) -> 
             written(paths[other], before.read_bytes())
 
 
+def test_progress_over_files_counted_in_rows_and_in_bytes(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": ["word " * 50] * 40}), tmp_path / "a.parquet")
+    paths = [tmp_path / "a.parquet", written(tmp_path / "b.txt", "word\n" * 400)]
+    sizes = [path.stat().st_size for path in paths]
+    reader = open_sources(paths, ReadOptions(batch_records=20, keep=""))
+    consumed = [chunk.consumed for chunk in reader.chunks(Position())]
+    assert reader.end == sum(sizes) == consumed[-1] and consumed == sorted(consumed)
+    assert consumed[0] == sizes[0] // 2 and consumed[1] == sizes[0]
+
+
 def test_several_files_that_make_no_table(tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": ["a"], "x": [1]}), tmp_path / "a.parquet")
     pq.write_table(pa.table({"text": ["b"], "x": ["1"]}), tmp_path / "b.parquet")

@@ -4,16 +4,40 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any, NoReturn, TextIO
 
 import ftbert
 
 MODEL = "a folder, a hub id, an .onnx or .gguf file"
-INTERRUPTED = 130  # the exit code that a shell reports for Ctrl-C
+INTERRUPTED, TERMINATED = 130, 143  # the exit codes that a shell reports for Ctrl-C and for SIGTERM
 Commands = Any  # what add_subparsers returns; its class is private to argparse
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends a command as Ctrl-C does."""
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM raises `Terminated` meanwhile, where this is the main thread: no other gets signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+
+
+def _terminate(*_: Any) -> NoReturn:
+    raise Terminated
 
 
 class Parser(argparse.ArgumentParser):

@@ -59,11 +59,13 @@ def add_to(commands: command.Commands) -> None:
     parser.add_argument("--no-normalize", action="store_true", help="keep the length of vectors (default: 1)")
     parser.add_argument(
         "--precision", choices=("float32", "int8", "uint8", "binary", "ubinary"), default="float32",
-        help="of the entries (default float32); binary ones are signs, eight a byte",
+        help="of the entries (default float32); binary ones are signs, eight a byte\n"
+        "(faiss takes uint8 and ubinary, usearch int8 and binary)",
     )  # fmt: skip
     parser.add_argument(
-        "--ranges", metavar="FILE", help=".npy for int8 and uint8; if missing, the range of the first 8192 texts"
-    )
+        "--ranges", metavar="FILE",
+        help=".npy for int8 and uint8; if missing, that of the first 8192 texts, encoded twice",
+    )  # fmt: skip
     parser.add_argument(
         "--max-tokens", type=command.count, metavar="N", default=16384, help="computed at once (default 16384)"
     )
@@ -87,7 +89,7 @@ def _pooling(text: str) -> str:
 
 
 def _embed(options: argparse.Namespace) -> int:
-    from ftbert.files import BATCH_RECORDS, check_request, embed_file, output_file, skipped_file, staging_path
+    from ftbert.files import BATCH_RECORDS, CALIBRATION_TEXTS, check_request, output_file, staging_path
 
     how: dict[str, Any] = {
         "column": options.column,
@@ -98,22 +100,35 @@ def _embed(options: argparse.Namespace) -> int:
         "ranges": options.ranges,
     }
     check_request(options.source, options.target, **how)
-    try:
-        stats = embed_file(
-            command.load_model(options, heads=False),
-            options.source,
-            options.target,
-            normalize=not options.no_normalize,
-            resume=not options.no_resume,
-            show_progress_bar=options.progress,
-            **{name: getattr(options, name) for name in _AS_IN_ENCODE},
-            **how,
+    if options.ranges is not None and not output_file(options.ranges).exists():
+        print(
+            f"ftbert: {options.ranges} does not exist: it is measured over the first {CALIBRATION_TEXTS} texts, which "
+            "are encoded once more for the vectors",
+            file=sys.stderr,
         )
+    try:
+        with command.terminable():
+            return _run(options, how)
     except KeyboardInterrupt:
         kept = staging_path(output_file(options.target))
         if kept.exists():
             print(f"ftbert: stopped; {kept} is kept, the same command goes on from there", file=sys.stderr)
         raise
+
+
+def _run(options: argparse.Namespace, how: dict[str, Any]) -> int:
+    from ftbert.files import embed_file, output_file, skipped_file
+
+    stats = embed_file(
+        command.load_model(options, heads=False),
+        options.source,
+        options.target,
+        normalize=not options.no_normalize,
+        resume=not options.no_resume,
+        show_progress_bar=options.progress,
+        **{name: getattr(options, name) for name in _AS_IN_ENCODE},
+        **how,
+    )
     text = f"{stats.target}: {stats.records} records x {stats.hidden}"
     text += f", {stats.skipped} skipped" if stats.skipped else ""
     text += f" (see {skipped_file(output_file(stats.target))})" if stats.skipped and stats.target != "-" else ""

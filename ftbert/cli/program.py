@@ -1,4 +1,5 @@
-"""The program: parses, runs one command, turns errors into a line. Exit codes: 0, 1 error, 2 usage."""
+"""The program: parses, runs one command, turns errors into a line. Exit codes: 0, 1 error, 2 usage, 130
+Ctrl-C, 143 SIGTERM."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from typing import Any
 
 from ftbert import __version__
 from ftbert.cli import chat, command, embed, generate, models, serve, tune
-from ftbert.cli.command import INTERRUPTED
+from ftbert.cli.command import INTERRUPTED, TERMINATED
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -26,8 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             warnings.showwarning = _show_warning
             code: int = options.run(options)
         sys.stdout.flush()
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    except KeyboardInterrupt as stop:
+        return TERMINATED if isinstance(stop, command.Terminated) else INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has gone; the interpreter must not fail again when it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -15,15 +16,21 @@ from ftbert.files.records import EMBEDDING
 from ftbert.input_file import is_unicode, shown
 
 # What a column of a parquet file holds, as far as it is known; a value of JSON itself, since manifests keep it.
-# "null", "bool", "int", "bigint" (some beyond 2^53), "float", "str"; [kind of the items]; {name: kind}, of an object.
+# "null", "bool", "int", "bigint" (some beyond 2^53), "float", "str", "digits" (integers so far, of a CSV); [kind of the
+# items]; {name: kind}, of an object.
 Kind: TypeAlias = "str | list[Any] | dict[str, Any]"
 
 _EXACT = 1 << 53  # the integers up to here are floats too
 _LARGEST = 1 << 63
 _CALLED = {
     "null": "null", "bool": "a boolean", "int": "an integer", "bigint": "an integer beyond 2^53", "float": "a float",
-    "str": "a string",
+    "str": "a string", "digits": "an integer",
 }  # fmt: skip
+_DIGITS = re.compile(r"0|-?[1-9][0-9]{0,17}", re.ASCII)  # as int() writes them: 007 is no number
+
+
+class Untyped(str):
+    """A field of a CSV, which has no types. A column in which each is an integer becomes one of integers."""
 
 
 class Unfit(ValueError):
@@ -56,7 +63,26 @@ def as_table(rows: list[dict[str, Any]], kinds: Mapping[str, Kind]) -> Any:
     """Records whose fields were `fitted`, as a pyarrow Table with a column for each of `kinds`."""
     import pyarrow as pa
 
-    return pa.table({name: pa.array([row.get(name) for row in rows], _type(kind)) for name, kind in kinds.items()})
+    def column(name: str, kind: Kind) -> Any:
+        values = [row.get(name) for row in rows]
+        return pa.array([value and int(value) for value in values] if kind == "digits" else values, _type(kind))
+
+    return pa.table({name: column(name, kind) for name, kind in kinds.items()})
+
+
+def text_where_some_is(schemas: list[Any]) -> list[Any]:
+    """The schemas of a file's parts; a column that is text in one of them is no longer integers in another."""
+    import pyarrow as pa
+
+    text = {field.name for schema in schemas for field in schema if field.type == pa.string()}
+    return [
+        pa.schema(
+            [f.with_type(pa.string()) if f.name in text and f.type == pa.int64() else f for f in schema],
+            metadata=schema.metadata,
+        )
+        for schema in schemas
+    ]
+
 
 
 def _expect_no_vector(fields: Mapping[str, Any]) -> None:
@@ -99,9 +125,9 @@ def _fitted(kind: Kind, value: Any, name: str) -> Kind:
             after = _fitted(after, item, f"{name}[]")
         return kind if isinstance(kind, list) and after is before else [after]
     got = _kind(value, name)
-    if got in ("null", kind) or (kind, got) in (("bigint", "int"), ("float", "int")):
+    if got in ("null", kind) or (kind, got) in (("bigint", "int"), ("float", "int"), ("str", "digits")):
         return kind
-    if kind == "null" or (kind, got) in (("int", "bigint"), ("int", "float")):
+    if kind == "null" or (kind, got) in (("int", "bigint"), ("int", "float"), ("digits", "str")):
         return got
     held = "an object" if isinstance(kind, dict) else "a list" if isinstance(kind, list) else _CALLED[kind]
     raise Unfit(f"field {name!r} is {_CALLED.get(got, got)}, and {held} in a record before; write .jsonl")
@@ -121,7 +147,7 @@ def _kind(value: Any, name: str) -> str:
     if isinstance(value, str):
         if not is_unicode(value):
             raise Unfit(f"field {name!r} holds a lone surrogate, which parquet cannot; write .jsonl")
-        return "str"
+        return "digits" if isinstance(value, Untyped) and _DIGITS.fullmatch(value) else "str"
     return "an object" if isinstance(value, dict) else "a list"
 
 
@@ -133,4 +159,5 @@ def _type(kind: Kind) -> Any:
     if isinstance(kind, list):
         return pa.list_(_type(kind[0]))
     of_scalars = {"null": pa.null, "bool": pa.bool_, "int": pa.int64, "bigint": pa.int64, "float": pa.float64}
+    of_scalars["digits"] = pa.int64
     return of_scalars.get(kind, pa.string)()

@@ -105,7 +105,8 @@ def embed_file(
 ) -> EmbedStats:
     """Embeds every record of `source` (.txt .jsonl .csv .tsv, also .gz, .parquet) into `target` (.npy .jsonl .jsonl.gz
     .parquet). Several sources, or a pattern such as texts/*.txt, are read in turn. "-" is standard input, of lines of
-    `kind` (.txt .jsonl .csv .tsv), and standard output, of JSON lines written as they are computed.
+    `kind` (.txt .jsonl .csv .tsv), and standard output, of JSON lines written as they are computed. Columns of a .csv
+    become text in a .parquet, integers where every field is one.
 
     column: the one with the text, "text" by default. skip_bad: leave out records that cannot be read, count them and
     list them in `<target>.skipped.jsonl` (standard error where the target is "-"); ValueError where no record is

@@ -45,7 +45,8 @@ def open_sources(paths: Sequence[Path], options: ReadOptions) -> Reader:
             odd = set(schema).symmetric_difference(schemas[0])
             what = ", ".join(sorted(map(str, odd))) or "their order"
             raise ValueError(f"{path}: other columns than in {paths[0]} ({what}); write .jsonl or .npy")
-    return SeveralReader(readers, options.batch_records)
+    sizes = [0 if path == STREAM else path.stat().st_size for path in paths]
+    return SeveralReader(readers, sizes, options.batch_records)
 
 
 def open_target(path: Path, folder: Path, vectors: tuple[int, str], state: dict[str, int] | None) -> Writer:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ftbert.files.columns import Unfit, as_json, fitted
+from ftbert.files.columns import Unfit, Untyped, as_json, fitted
 from ftbert.files.records import (
     CHUNK_BYTES,
     STREAM,
@@ -279,8 +279,9 @@ class CsvReader(_LineReader):
             return None
         if len(row) != len(self.header):
             raise self._bad(lines.line, f"expected {len(self.header)} fields; got {len(row)}")
-        fields = dict(zip(self.header, row, strict=True))
-        return fields[self.options.column], fields
+        fields = dict(zip(self.header, map(Untyped, row), strict=True))
+        text = str(fields.pop(self.options.column))
+        return text, {name: fields.get(name, text) for name in self.header}
 
     def _row(self, lines: _Lines) -> list[str]:
         """The next row, [] for a blank line. After a bad one, reading goes on at the line below its first.

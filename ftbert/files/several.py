@@ -13,25 +13,25 @@ from ftbert.files.records import CHUNK_BYTES, Changed, Chunk, Position, Reader
 class SeveralReader:
     """The records of one reader after the other. Small files share a chunk, so that batches are full."""
 
-    def __init__(self, readers: Sequence[Reader], batch_records: int) -> None:
-        self._readers, self._batch_records = readers, batch_records
-        ends = [reader.end for reader in readers]
-        self.end = None if None in ends else sum(end or 0 for end in ends)
+    def __init__(self, readers: Sequence[Reader], sizes: Sequence[int], batch_records: int) -> None:
+        """sizes: bytes of each file, in which `end` and `Chunk.consumed` are counted: a file's own may be rows."""
+        self._readers, self._sizes, self._batch_records = readers, sizes, batch_records
+        self.end = None if None in [reader.end for reader in readers] else sum(sizes)
 
     def chunks(self, start: Position) -> Iterator[Chunk]:
         """See `records.Reader`."""
         finished = len(start.ends)
         if _all_of(self._readers[:finished]) != start.earlier:
             raise Changed(f"one of the first {finished} inputs")
-        before, position, held = sum(reader.end or 0 for reader in self._readers[:finished]), start, list[Chunk]()
-        for reader in self._readers[finished:]:
+        before, position, held = sum(self._sizes[:finished]), start, list[Chunk]()
+        for reader, size in zip(self._readers[finished:], self._sizes[finished:], strict=True):
             for chunk in reader.chunks(position):
-                held.append(replace(chunk, consumed=before + chunk.consumed))
+                held.append(replace(chunk, consumed=before + chunk.consumed * size // (reader.end or 1)))
                 position = chunk.end
                 if self._fills(held):
                     yield _joined(held)
                     held = []
-            before += reader.end or 0
+            before += size
             position = replace(
                 position, offset=0, line=0, digest="", ends=[*position.ends, position.records],
                 earlier=_chained(position.earlier, position.digest),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ftbert.files.columns import as_json, as_table
+from ftbert.files.columns import as_json, as_table, text_where_some_is
 from ftbert.files.records import EMBEDDING, STREAM, Chunk, Skipped, Writer
 from ftbert.input_file import named
 
@@ -162,6 +162,7 @@ class ParquetWriter(Writer):
 
         parts = [self._part(number) for number in range(self._count)]
         schemas = [pq.read_schema(part) for part in parts] or [pa.schema([self._field()])]
+        schemas = text_where_some_is(schemas)
         schema = pa.unify_schemas(schemas, promote_options="permissive")  # readers refuse what does not fit
         last = schema.get_field_index(EMBEDDING)  # behind the fields that came later in the file, too
         schema = schema.remove(last).append(schema.field(last))
