@@ -38,7 +38,7 @@ _ANSWERS = {
     ("-m", "--model"): "MODEL comes first, without a flag",
     ("-p", "--prompt"): "PROMPT comes after MODEL, without a flag; ftbert chat reads messages from standard input",
     ("-f", "--file"): "PROMPT - is standard input: ftbert generate MODEL - < FILE",
-    ("-hf", "--hf-repo"): "MODEL may be a hub id",
+    ("-hf", "--hf-repo"): "MODEL may be a hub id, and org/repo:Q8_0 one of its GGUF files",
     ("-c", "--ctx-size", "--max-model-len"): "the context is the model's; -n bounds the text",
     ("-ngl", "--n-gpu-layers", "--gpu-layers"): "--device cuda has all layers there",
     ("-t", "--threads"): "the environment variable OMP_NUM_THREADS",
@@ -64,16 +64,16 @@ def add_how(parser: argparse.ArgumentParser) -> None:
         help="0: the most likely token each time (default)",
     )  # fmt: skip
     parser.add_argument("--top-k", type=command.natural, metavar="K", help="draw from the K most likely tokens; 0: all")
-    parser.add_argument("--top-p", type=float, metavar="P", help="draw from the fewest as likely as P together")
-    parser.add_argument("--min-p", type=float, metavar="P", help="draw from those P times as likely as the likeliest")
+    parser.add_argument("--top-p", type=float, metavar="P", help="draw from the fewest tokens that sum to P")
+    parser.add_argument("--min-p", type=float, metavar="P", help="leave out tokens less likely than P times the best")
     parser.add_argument(
         "--repetition-penalty", type=float, metavar="R",
         help="makes tokens of prompt and text less likely, above 1 (default: generation_config.json's)",
     )  # fmt: skip
     parser.add_argument(
-        "--presence-penalty", type=float, metavar="X", help="less for the logits of tokens that came, once"
+        "--presence-penalty", type=float, metavar="X", help="subtracted from the logit of each generated token, once"
     )
-    parser.add_argument("--frequency-penalty", type=float, metavar="X", help="the same, each time they came")
+    parser.add_argument("--frequency-penalty", type=float, metavar="X", help="the same, for each time it came")
     parser.add_argument("--seed", "-s", type=int, metavar="S", help="the same draws each time")
     parser.add_argument("--stop", action="append", metavar="TEXT", help="end before this; may be given several times")
     parser.add_argument(

@@ -52,11 +52,15 @@ class Options:
         """None of temperature is 0, 0 of top_k None, as transformers has them."""
         temperature = 0.0 if temperature is None else temperature
         check_do_sample(do_sample, temperature)
-        several = isinstance(stop, Iterable) and not isinstance(stop, str)
-        stops = None if stop is None else tuple(stop) if several else (stop,)
         given = {name: value for name, value in rules.items() if value is not None}
         sampling = Sampling(temperature, top_k or None, top_p, seed, min_p)
+        stops = None if stop is None else _listed(stop)
         return cls(max_new_tokens, sampling, given, stops, chat, batch_size, chat_template)
+
+
+def _listed(stop: Any) -> tuple[Any, ...]:
+    """One stop string or several; `Options` checks them."""
+    return tuple(stop) if isinstance(stop, Iterable) and not isinstance(stop, str) else (stop,)
 
 
 class Started:
