@@ -28,6 +28,7 @@ from ftbert.converters import open_checkpoint
 from ftbert.decoding.decoder import decoder_of
 
 WANTS = ["tokens", "packed_tokens", "cu_seqlens", "first", "last", "pooled", "hidden_states", "tokens"]
+HERE = ("", "", False, "")  # all stages in this process: no group, nothing to compare
 
 
 @pytest.fixture(autouse=True)
@@ -220,7 +221,7 @@ def stages_by_hand(places: list[str], dtype: torch.dtype, source: Any, **second:
 def test_a_stage_that_fails_ends_the_call(place: Place) -> None:
     """One that takes shorter texts than the others; then they go on."""
     made, config = stages_by_hand(places_of(place, 2), place.dtype, make_bert(), positions={"kind": "absolute", "rows": 10})
-    encoder = torch.classes.ftbert.Encoder.pipeline_parallel(made, config, [0, 1], {}, "")
+    encoder = torch.classes.ftbert.Encoder.pipeline_parallel(made, config, [0, 1], {}, *HERE)
     short, long = (torch.randint(5, 120, (2, n), device=place.device) for n in (9, 30))
     before = encoder.forward(short)[0]
     for _ in range(3):
@@ -295,7 +296,7 @@ def test_a_stage_alone_computes_nothing() -> None:
     with pytest.raises(RuntimeError, match='stage 1 of 2.*parallel="pipeline"'):
         second.forward(torch.ones(1, 3, dtype=torch.int64))
     with pytest.raises(RuntimeError, match="expected stage 0 of 2, got stage 1"):
-        torch.classes.ftbert.Encoder.pipeline_parallel([second, first], config, [0, 1], {}, "")
+        torch.classes.ftbert.Encoder.pipeline_parallel([second, first], config, [0, 1], {}, *HERE)
 
 
 @pytest.mark.parametrize("family", DECODERS)
@@ -320,7 +321,7 @@ def test_a_stage_that_fails_leaves_a_cache_as_it_was() -> None:
     """The second one, of fewer ids, when the first has stored the tokens; a GPU looks at no ids."""
     place, source = Place("cpu", torch.float32), made("qwen3")
     parts, config = stages_by_hand(["cpu", "cpu"], place.dtype, source, vocab=50)
-    encoder = torch.classes.ftbert.Encoder.pipeline_parallel(parts, config, [0, 1], {}, "")
+    encoder = torch.classes.ftbert.Encoder.pipeline_parallel(parts, config, [0, 1], {}, *HERE)
     head = ftbert.load(source).head("causal_lm")
     weight = parts[0].weight("embeddings.word") if head.tied else head.out_weight
     decoder = torch.classes.ftbert.Decoder(encoder, weight, None, 2, 32, None)
