@@ -73,6 +73,7 @@ def write_text_folder(
     try:
         documents |= tokenizer_files(file, said, config["max_position_embeddings"])
     except ValueError as error:
+        documents[ORIGIN]["no_texts"] = str(error)
         warn_caller(f"{file.path}: takes ids, but no texts: {error}")
     for name, document in documents.items():
         path = folder.path / name

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-ORIGIN = "source.json"  # in a folder that was made of a file: {"made_of": its path, ...}
+ORIGIN = "source.json"  # in a folder that was made of a file: {"made_of": its path, "no_texts": why, ...}
 _MOST_JSON = 64 << 20  # bytes; the largest index of shards is below 1 MB
 _MOST_NESTED = 100  # lists and objects in each other: what walks over them later is no deeper than Python's stack
 _KINDS = {"int": "a whole number", "float": "a finite number", "str": "a string", "bool": "true or false"}

@@ -160,7 +160,7 @@ def test_what_is_no_known_tokenizer_leaves_a_model_of_ids(extra: dict[str, Any],
     path = write(make("bert"), tmp_path / "m.gguf", "bert", extra={f"tokenizer.ggml.{key}": value for key, value in said.items()})
     with pytest.warns(UserWarning, match=f"m.gguf: takes ids, but no texts: {words}"):
         model = ftbert.load(path)
-    with pytest.raises(FileNotFoundError, match="no tokenizer here") as caught:
+    with pytest.raises(FileNotFoundError, match=f"no tokenizer here: {words}") as caught:
         model.encode("hello")
     assert str(caught.value).startswith(f"{path}: ")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ftbert.caller import warn_caller
-from ftbert.input_file import expect_file, origin, read_json_object
+from ftbert.input_file import ORIGIN, expect_file, origin, read_json_object
 from ftbert.text.charsmap import check_charsmaps_of
 from ftbert.text.panics import panics_as_errors
 from ftbert.text.settings import TextSettings
@@ -57,6 +57,9 @@ def load_tokenizer(folder: Path, settings: TextSettings | None = None) -> Any:
     settings = settings or TextSettings()
     folder = folder / settings.subfolder
     if not any((folder / name).exists() for name in ("tokenizer.json", *_VOCABULARIES)):
+        if (folder / ORIGIN).exists():
+            why = read_json_object(folder / ORIGIN).get("no_texts") or "the file has no vocabulary"
+            raise FileNotFoundError(f"{origin(folder)}: no tokenizer here: {why}. Pass token ids to the model")
         raise FileNotFoundError(
             f"{origin(folder)}: no tokenizer here; expected tokenizer.json or one of {', '.join(_VOCABULARIES)}. "
             "Copy the tokenizer's files beside the weights, or pass token ids to the model"
