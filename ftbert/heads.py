@@ -210,9 +210,11 @@ class HeadedModule(EncoderModule):
         return self.heads[0](packed[rows], self._word_table())  # type: ignore[no-any-return]
 
     def _word_table(self) -> Tensor:
-        if not torch.jit.is_scripting() and torch.compiler.is_exporting():  # type: ignore[attr-defined]
-            return word_table_of(self.encoder)
-        return self.encoder.weight("embeddings.word")  # type: ignore[no-any-return]
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
+            return self.encoder.weight("embeddings.word")  # type: ignore[no-any-return]
+        else:  # noqa: RET505 - what is scripted compiles no other branch
+            exports = torch.compiler.is_exporting()
+            return word_table_of(self.encoder) if exports else self.encoder.weight("embeddings.word")
 
     def _logits(
         self,

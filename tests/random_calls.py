@@ -63,6 +63,8 @@ def valid(name: str, device: str) -> list[Any]:
         "batch_norm_backward": [x, floats(6, 64), None, columns.new_zeros(12), vector, vector, vector, vector.square(), 1e-5, "relu", True, [True, True, True]],
         "batch_norm_statistics": [x, floats(64), floats(64), index[1:2].clone(), 0.1],
         "build_info": [],
+        "busy_cores": [],
+        "follow_busy_cores": [True, False],
         "byte_rows": [x, vector],
         "embeddings_layernorm": [ids.flatten(), ids.flatten() % 2, index[:6], columns, floats(10, 64), floats(10, 64), floats(2, 64), vector, vector, 1e-5, "rms", 1.0, "once", 8.0],
         "gather_rows": [x, cu, "any", index[:4]],

@@ -346,8 +346,6 @@ def test_wrong_calls(tmp_path: Path) -> None:
         one.rerank("a", "b")
     with pytest.raises(TypeError, match="query must be a str; got int"):
         one.rerank(3, ["b"])
-    with pytest.raises(TypeError, match="no argument apply_softmax"):
-        one.rerank("a", ["b"], apply_softmax=True)
     with pytest.raises(ValueError, match="top_k must be a positive integer; got 0"):
         one.rerank("a", ["b"], top_k=0)
     assert one.rerank("a", []) == []

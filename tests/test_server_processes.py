@@ -331,7 +331,8 @@ there = lambda *_: ("transformers.models.auto.tokenization_auto" in sys.modules,
 print(*there())
 loading.load_engine = there
 link = SimpleNamespace(attach=lambda found: sys.stdout.write(f"{found}\\n"))  # as one, of two threads
-worker._load_all(SimpleNamespace(engines=["cpu"]), [[link], [link]], [None] * 3, None)
+metrics = SimpleNamespace(engine=there)
+worker._load_all(SimpleNamespace(engines=["cpu"]), [[link], [link]], metrics, None)
 """
 
 

@@ -141,7 +141,7 @@ def test_the_command_line_goes_before_the_environment() -> None:
 def test_models_and_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     found = parsed("a/b/minilm", "rank=c/d", "--device", "cuda:0,cuda:1")
     assert found.models == (("minilm", "a/b/minilm"), ("rank", "c/d"))
-    assert (found.devices, found.dtype) == (("cuda:0", "cuda:1"), "fp16")
+    assert (found.devices, found.dtype) == (("cuda:0", "cuda:1"), None)
     assert parsed("a", "--served-model-name", "x").models == (("x", "a"),)
     assert parsed("a", "--dtype", "auto").dtype == "auto"
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)

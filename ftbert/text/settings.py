@@ -211,7 +211,7 @@ class TextSettings:
             pooled |= _pooling(pooling / "config.json")
             if not layers or not pooled["include_prompt"]:
                 where = origin(folder / MODULES)
-            raise ValueError(f"{where}: scores need a Dense behind a Pooling that includes prompts")
+                raise ValueError(f"{where}: scores need a Dense behind a Pooling that includes prompts")
         if score is None and not pooled and kinds != ["Transformer"]:
             raise ValueError(
                 f"{origin(folder / MODULES)}: predict computes a Transformer with its head, with LogitScore, or with "
