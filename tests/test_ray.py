@@ -185,6 +185,8 @@ def test_serve_answers_as_ftbert_serve_and_survives_a_killed_replica(cluster: No
         dropped = re.compile(rb'te_request_failure{err="dropped",model="[^"]+",device="cpu"} 1\n')
         until(lambda: dropped.search(server.call("GET", "/metrics").body), process, log)
 
+        # Before both replicas are there one that dies ends the deployment.
+        until(lambda: "Application 'default' is ready" in log.read_text(), process, log)
         replicas = until(lambda: two(serving()), process, log)
         replicas[0].kill()
         until(lambda: two([one for one in serving() if one != replicas[0]]), process, log)
