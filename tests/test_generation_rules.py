@@ -62,6 +62,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"no_repeat_ngram_size": 3, "repetition_penalty": 0.8},
     {"min_new_tokens": 9},
     {"min_length": 16},
+    {"min_length": 30, "min_new_tokens": 9},
     {"suppress_tokens": "common", "min_new_tokens": 2},
     {"begin_suppress_tokens": "common"},
     {"bad_words_ids": "pairs"},

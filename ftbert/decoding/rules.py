@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from numbers import Real
 
@@ -23,7 +23,8 @@ class Rules:
     """By the names of transformers' generate, where they mean the same; these defaults change nothing.
 
     presence_penalty, frequency_penalty: subtracted of tokens that were generated, once and each time (OpenAI, vLLM).
-    sequence_bias: ids and what is added to the last one's logit behind the others. ends: tokens that end a text.
+    min_new_tokens: where it is not None, min_length has no effect. sequence_bias: ids and what is added to the last
+    one's logit behind the others. ends: tokens that end a text.
     """
 
     repetition_penalty: float = 1.0
@@ -31,7 +32,7 @@ class Rules:
     frequency_penalty: float = 0.0
     no_repeat_ngram_size: int = 0
     min_length: int = 0
-    min_new_tokens: int = 0
+    min_new_tokens: int | None = None
     sequence_bias: tuple[tuple[tuple[int, ...], float], ...] = ()
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
     suppress_tokens: tuple[int, ...] = ()
@@ -47,12 +48,14 @@ class Rules:
                 raise ValueError(f"{name} must be a finite number; got {getattr(self, name)!r}")
         for name in ("no_repeat_ngram_size", "min_length", "min_new_tokens"):
             value = getattr(self, name)
+            if value is None and name == "min_new_tokens":
+                continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise ValueError(f"{name} must be an integer of at least 0; got {value!r}")
 
     @property
     def change_nothing(self) -> bool:
-        return self == Rules(ends=self.ends)
+        return replace(self, min_new_tokens=self.min_new_tokens or None) == Rules(ends=self.ends)
 
 
 @dataclass(frozen=True)
@@ -164,9 +167,9 @@ class Ruled:
             logits = biased(logits, texts, sequence, -torch.inf)
         new = texts.lengths - texts.begins
         if self._ends is not None:
-            if min(lengths) < rules.min_length:
+            if rules.min_new_tokens is None and min(lengths) < rules.min_length:
                 logits = logits.masked_fill((texts.lengths < rules.min_length) & self._ends, -torch.inf)
-            if min(map(int.__sub__, lengths, begins)) < rules.min_new_tokens:
+            if rules.min_new_tokens and min(map(int.__sub__, lengths, begins)) < rules.min_new_tokens:
                 logits = logits.masked_fill((new < rules.min_new_tokens) & self._ends, -torch.inf)
         if self._suppressed is not None:
             logits = logits.masked_fill(self._suppressed, -torch.inf)
