@@ -52,8 +52,8 @@ class Generation:
         device: torch.device, ahead: bool | None = None, step_tokens: int = STEP_TOKENS, ruled: Ruled | None = None,
     ) -> None:  # fmt: skip
         """decoder: a torch.classes.ftbert.Decoder with at least so many slots, all empty. most: tokens that follow each
-        prompt. ahead: None, on a GPU alone, where the host would wait. ruled: of as many
-        slots; None: logits are taken as they are."""
+        prompt. ahead: None, on a GPU alone, where the host would wait. ruled: of as many slots; None: logits are taken
+        as they are."""
         self._decoder, self._sampling, self._device, self._step_tokens = decoder, sampling, device, step_tokens
         self._ruled = ruled
         self._waiting = deque((place, *of) for place, of in enumerate(zip(prompts, most, strict=True)))

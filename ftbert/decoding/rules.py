@@ -60,8 +60,8 @@ class Rules:
 
 @dataclass(frozen=True)
 class Texts:
-    """Of a step, where its logits are. ids int64 [texts, longest], anything past a text's end; begins, lengths int64
-    [texts, 1]: of the prompt, and with what was generated."""
+    """The texts of a step, on the device of its logits. ids int64 [texts, longest], undefined past a text's end; begins
+    int64 [texts, 1]: tokens of the prompt; lengths int64 [texts, 1]: tokens of the prompt and of what follows it."""
 
     ids: Tensor
     begins: Tensor
@@ -118,7 +118,7 @@ def biased(logits: Tensor, texts: Texts, sequence: Tensor, bias: float) -> Tenso
 
 
 class Ruled:
-    """Rules and the tokens of texts in slots, where logits are: nothing waits for the device."""
+    """Rules and the tokens of the texts in slots, on the device of the logits. No call waits for it."""
 
     def __init__(self, rules: Rules, slots: int, positions: int, vocab: int, device: torch.device) -> None:
         """positions: tokens of the longest text. ValueError for ids of a sequence that the model does not have."""
@@ -149,8 +149,8 @@ class Ruled:
         self._ids[slot, : len(prompt)] = self._sent(prompt)
 
     def apply(self, logits: Tensor, slots: list[int], begins: list[int], lengths: list[int]) -> Tensor:
-        """logits [texts, vocab] -> float32; of the texts in these slots, whose prompts have `begins` tokens, and which
-        have `lengths` tokens by now."""
+        """logits [texts, vocab] -> float32 [texts, vocab]. slots: of the texts; begins: tokens of each prompt; lengths:
+        of each prompt with what was generated."""
         rules, logits = self._rules, logits.float()
         self._last = sent(torch.tensor([slots, begins, lengths]), self._device)
         ids = self._ids[:, : max(lengths)].index_select(0, self._last[0])
@@ -178,6 +178,7 @@ class Ruled:
         return logits
 
     def add(self, chosen: Tensor) -> None:
-        """chosen int64 [texts]: the next token of each text of the last `apply`; -1 ends in an error, elsewhere."""
+        """chosen int64 [texts]: the next token of each text of the last `apply`; -1 where logits were not
+        finite, which is an error for whoever reads the ids."""
         slots, _, lengths = self._last
         self._ids.index_put_((slots, lengths), chosen.clamp(min=0))

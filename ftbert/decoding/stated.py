@@ -32,8 +32,8 @@ class Stated:
 _NUMBERS = ("repetition_penalty",)
 _COUNTS = ("no_repeat_ngram_size", "min_length", "min_new_tokens")
 _IDS = ("suppress_tokens", "begin_suppress_tokens")
-# What changes texts of transformers' generate, also greedy ones, and is not computed here: by its name the values that
-# change nothing. How tokens are drawn (do_sample, temperature, top_k, ...) is the caller's to say.
+# Entries that change greedy texts of transformers' generate and are not computed here, with the values that change
+# nothing. How tokens are drawn (do_sample, temperature, top_k, ...) is the caller's choice alone.
 _NOT_COMPUTED: dict[str, tuple[Any, ...]] = {
     "num_beams": (1,), "num_beam_groups": (1,), "diversity_penalty": (0,), "penalty_alpha": (0,), "dola_layers": (),
     "constraints": (), "force_words_ids": (), "forced_bos_token_id": (), "forced_eos_token_id": (),

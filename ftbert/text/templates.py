@@ -65,8 +65,8 @@ class PairTemplate:
 
 
 def takes_any_roles(render: Render) -> bool:
-    """Whether messages of any two roles become what a query and a document do, but for the roles' names: so it is with
-    the templates of chats, which say nothing of pairs. Raises what `render` does for a query and a document."""
+    """Whether the template renders any two roles as it does query and document, but for their names. Templates of chats
+    do; they say nothing of pairs. Raises what `render` does for a query and a document."""
     pair = render(_ROLES, _QUERY, _DOCUMENT).lower()
     try:
         others = render(_OTHER_ROLES, _QUERY, _DOCUMENT).lower()

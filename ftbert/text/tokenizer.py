@@ -135,8 +135,8 @@ class Tokenizer:
 
     @cached_property
     def ranks(self) -> bool:
-        """Whether the tokenizer's chat template is one for a query and a document: it carries both, and not any other
-        roles' messages just so, as the templates of chats do."""
+        """Whether the tokenizer's chat template is one for a query and a document: it carries both, and does not render
+        any two roles alike, as templates of chats do."""
         try:
             return self.pair_template() is not None and not takes_any_roles(self._render("", None))
         except ValueError:
