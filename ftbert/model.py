@@ -97,22 +97,26 @@ def load(
     """
     places = check_devices(device, several_cpus=parallel is not None)
     ranks = find_ranks(parallel, places)
-    dtype = asked_dtype(dtype, model_kwargs)
-    asked = None if dtype in (None, "auto") else parse_dtype(dtype)
-    if asked is not None:
-        for place in places:
-            check_dtype(place, asked)
-    source = checked_source(source)
-    checkpoint = agreed(
-        ranks, places[0],
-        lambda: open_checkpoint(source, filename=filename, revision=revision, token=token, verify=verify),
-        lambda opened: told_checkpoint(opened, ranks, places[0], dtype=dtype, attention=attention, heads=heads),
+
+    def opened() -> tuple[Any, Checkpoint]:
+        named = asked_dtype(dtype, model_kwargs)
+        if named not in (None, "auto"):
+            named = parse_dtype(named)
+            for place in places:
+                check_dtype(place, named)
+        found = checked_source(source)
+        return named, open_checkpoint(found, filename=filename, revision=revision, token=token, verify=verify)
+
+    named, checkpoint = agreed(
+        ranks, places[0], opened,
+        lambda made: told_checkpoint(made[1], ranks, places[0], dtype=made[0], attention=attention, heads=heads),
     )  # fmt: skip
     if heads and checkpoint.config.left_out:
         warn_caller(f"{checkpoint.source.where}: {checkpoint.config.left_out}")
     if cut := cut_texts(checkpoint.config.huggingface):
         warn_caller(f"{checkpoint.source.where}: {cut}")
-    asked = torch.float32 if dtype is None and not has_own_dtype(checkpoint) else asked
+    asked = torch.float32 if named is None and not has_own_dtype(checkpoint) else named
+    asked = None if asked in (None, "auto") else asked
     live = source if isinstance(source, torch.nn.Module) else None
     together = places if ranks.size > 1 else places[:1]
     digests: dict[str, str] | None = {} if ranks.group else None

@@ -112,7 +112,7 @@ def loads(parallel: str, device: str) -> str:
     one_number.encoder.layer[0].intermediate.dense.weight.data.view(-1)[2500] += 1
     tries: dict[str, tuple[Any, dict[str, Any]]] = {
         "weights": (other_weights, {}),
-        "config": (other_config, {}), "missing": ("./nowhere", {}), "path": (model, {"attention": "general"}),
+        "config": (other_config, {}), "missing": ("./nowhere", {}), "dtype": (model, {"dtype": "fp7"}), "path": (model, {"attention": "general"}),
         **({"number": (one_number, {})} if parallel == "tensor" else {}),
     }  # fmt: skip
     found = []
