@@ -153,7 +153,7 @@ def _mounts(root: Path) -> Iterator[tuple[str, str, str]]:
     for line in _lines(root / "proc/self/mountinfo"):
         before, _, after = line.partition(" - ")
         mount, point = before.split()[3:5]
-        kind, _, options = after.split()[:3]
+        kind, _, options = after.split(" ")[:3]  # a source may be empty
         if kind == "cgroup2" or (kind == "cgroup" and "cpu" in options.split(",")):
             yield mount, point, kind
 

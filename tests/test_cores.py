@@ -29,8 +29,9 @@ measured = pytest.mark.skipif(
 @pytest.fixture
 def cgroup(tmp_path: Path) -> Cgroup:
     def make(mounts: str, groups: str, files: dict[str, str], mount: str = "/") -> Path:
+        others = "22 1 0:20 / /proc rw - proc proc rw\n23 1 0:21 / /tmp rw - tmpfs  rw\n"  # one without a source
         for name, text in {
-            "proc/self/mountinfo": "22 1 0:20 / /proc rw - proc proc rw\n" + mounts.format(mount=mount),
+            "proc/self/mountinfo": others + mounts.format(mount=mount),
             "proc/self/cgroup": groups,
             **{f"sys/fs/cgroup/{name}": text for name, text in files.items()},
         }.items():
