@@ -24,6 +24,7 @@ import ftbert
 from ftbert.server import Settings
 from ftbert.server.loading import load_engine
 from ftbert.server.metrics import Row
+from ftbert.server.supervisor import check_paths
 
 psutil = pytest.importorskip("psutil")
 
@@ -280,6 +281,17 @@ def test_what_is_wrong_before_it_listens_is_one_line(folder: Path, tmp_path: Pat
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             words = words or f"{source}: expected a model folder (with config.json and weights) or a hub id"
             assert done.returncode == 1 and done.stderr == f"ftbert: error: {words}\n"
+
+
+def test_a_path_from_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder.parent))
+    source = f"~/{folder.name}"
+    check_paths([("m", source)])
+    with pytest.raises(FileNotFoundError, match="~/none: expected a model folder"):
+        check_paths([("m", "~/none")])
+    engine, about = load_engine(Settings((("m", source),)), 0, "cpu", None, Row())
+    engine.close()
+    assert about.name == "m"
 
 
 def test_disconnects_are_cancelled(folder: Path, vectors: np.ndarray) -> None:

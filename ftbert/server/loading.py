@@ -66,6 +66,7 @@ def load_engine(
         from transformers import activations, modeling_outputs  # noqa: F401
 
         from ftbert.converters import open_checkpoint
+        from ftbert.load_arguments import checked_source
         from ftbert.loaded_types import has_own_dtype
         from ftbert.model import load
         from ftbert.server.compute import Compute
@@ -76,7 +77,7 @@ def load_engine(
     LOG.info("%s is loaded on %s", name, device)
     began = time.monotonic()
     places = device.split(",") if settings.parallel is not None else device
-    checkpoint = open_checkpoint(source, revision=settings.revision)
+    checkpoint = open_checkpoint(checked_source(source), revision=settings.revision)
     usual = None if has_own_dtype(checkpoint) or device.startswith("cpu") else "fp16"
     model = load(checkpoint, places, settings.dtype or usual, parallel=settings.parallel)
     with _IMPORTING:

@@ -55,7 +55,7 @@ def check_paths(models: Iterable[tuple[str, str]]) -> None:
     """FileNotFoundError for what can be a path alone and is not there: loading would say it seconds later, while the
     server listens."""
     for _, source in models:
-        if source.startswith(("/", "./", "../", "~")) and not Path(source).exists():
+        if source.startswith(("/", "./", "../", "~")) and not Path(source).expanduser().exists():
             raise FileNotFoundError(f"{source}: expected a model folder (with config.json and weights) or a hub id")
 
 
