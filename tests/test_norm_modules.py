@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
+from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 from training_norms import EPS, leaves, random, same_bits
 
 from ftbert import norm
@@ -79,6 +81,19 @@ def test_a_module_saves_x_where_its_weights_need_it(device: str) -> None:
             x, made = random(5, 64, device=device).requires_grad_() * 2, []
             kept = saved_by(lambda x=x, made=made, module=module: made.append(module(x)))  # type: ignore[func-returns-value, arg-type]
             assert [one.untyped_storage().data_ptr() in kept for one in (x, made[0])] == [from_input, not from_input]
+
+
+def test_a_look_at_weights_in_shards(tmp_path: Path) -> None:
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        module = FusedLayerNorm(64, memory_efficient=True)
+        with torch.no_grad():
+            module.weight[7] = 1e-9
+        module.weight = nn.Parameter(distribute_tensor(module.weight.data, init_device_mesh("cpu", (1,)), [Shard(0)]))
+        module.load_state_dict(module.state_dict())
+        assert module.keeps_input
+    finally:
+        distributed.destroy_process_group()
 
 
 def test_weights_near_zero_are_warned_of_where_they_are_loaded() -> None:

@@ -39,8 +39,7 @@ def look(weight: Tensor | None, offset: float) -> Weights:
         return _GONE
     with torch.no_grad():
         sizes = (weight.detach().float() + offset).abs()
-        smallest, largest = torch.stack(sizes.aminmax()).tolist()
-    seen = Weights(smallest, largest, offset)
+        seen = Weights(float(sizes.min()), float(sizes.max()), offset)  # of a DTensor those of all its shards
     if weight.is_cuda:
         _known[weight] = seen
     return seen
