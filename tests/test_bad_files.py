@@ -23,7 +23,7 @@ from isolated import run
 from safetensors.torch import load_file, save_file
 
 import ftbert
-from ftbert.checkpoint import CheckpointConfig
+from ftbert.checkpoint import CheckpointConfig, digest_of
 from ftbert.converters import open_checkpoint
 from ftbert.converters.from_huggingface import convert
 
@@ -89,6 +89,12 @@ def test_checksums_of_other_tensors(folder: Path, tmp_path: Path) -> None:
         save_file(load_file(path), path, metadata={"ftbert.crc32": found})
         with pytest.raises(ValueError, match=rf"{path}: ftbert\.crc32 in its header is not of its tensors"):
             open_checkpoint(path.parent)
+
+
+def test_a_digest_of_a_part_of_a_tensor() -> None:
+    part = torch.arange(9000, dtype=torch.int16)[1:]  # begins at byte 2
+    assert digest_of(part) == digest_of(part.clone()) != digest_of(part + 1)
+    assert digest_of(part[:9]) == digest_of(part[:9].clone())
 
 
 def test_a_flipped_bit_of_a_module(tmp_path: Path) -> None:
