@@ -112,7 +112,8 @@ def _embed(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         kept = staging_path(output_file(options.target))
         if kept.exists():
-            print(f"ftbert: stopped; {kept} is kept, the same command goes on from there", file=sys.stderr)
+            again = "the same command" + (" without --no-resume" if options.no_resume else "")
+            print(f"ftbert: stopped; {kept} is kept, {again} goes on from there", file=sys.stderr)
         raise
 
 
