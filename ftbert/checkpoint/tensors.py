@@ -110,7 +110,6 @@ class SafetensorsSource(TensorSource):
         data = read_bytes(path, name, start, math.prod(shape) * dtype.itemsize, self._checksums.get(name))
         return torch.from_numpy(data).view(dtype).reshape(shape)
 
-
     def sample(self, name: str) -> str:
         path, start, dtype, shape = self._found[name]
         with path.open("rb") as file:

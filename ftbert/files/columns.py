@@ -84,7 +84,6 @@ def text_where_some_is(schemas: list[Any]) -> list[Any]:
     ]
 
 
-
 def _expect_no_vector(fields: Mapping[str, Any]) -> None:
     if EMBEDDING in fields:
         raise Unfit(f"there is already a field {EMBEDDING!r}; rename it, or write .npy")

@@ -551,7 +551,6 @@ void a_cache_has_rows_that_a_gpu_reads() {
   expect(said.find("bytes, no multiple of 16") != std::string::npos, "a cache said '" + said + "'");
 }
 
-// Of each size one tile and more, whole and not, in one cut of the depth and several.
 // "1" where cores are busy, behind each of the spans of 1/16 s in which a team's threads wait for a core for so large a
 // share of their time, in so many turns.
 void crowding_is_seen() {
@@ -586,6 +585,7 @@ void crowding_is_seen() {
   expect(states(spans, true) == "1111001111111110", "twice as long after a try that failed");
 }
 
+// Of each size one tile and more, whole and not, in one cut of the depth and several.
 void panel_product_matches() {
   std::mt19937 engine(0);
   std::normal_distribution<float> normal;
