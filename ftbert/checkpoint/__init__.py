@@ -21,7 +21,7 @@ from ftbert.checkpoint.encoder_config import (
 )
 from ftbert.checkpoint.shards import cut, shard_of
 from ftbert.checkpoint.stages import stages_of
-from ftbert.checkpoint.tensor_bytes import checksums, digest_of, sample_of
+from ftbert.checkpoint.tensor_bytes import checksums, digest_of, in_parts, sample_of
 from ftbert.checkpoint.tensors import (
     Shape,
     StateDictSource,
@@ -65,8 +65,8 @@ __all__ = [
     "HeadConfig", "LayerConfig", "Make", "Module", "NormConfig", "PositionConfig", "Projection", "RelativeBiasConfig",
     "RotaryConfig", "RowOrder", "Shape", "ShardConfig", "StageConfig", "StagingFolder", "StateDictSource",
     "TensorSource", "WeightSpec", "activations", "check_shapes", "checksums", "cut", "digest_of", "exists",
-    "expect_file", "expect_inside", "find_class", "find_weights", "fits_8_bits", "in_transformers_words", "list_folder",
-    "named", "named_classes", "open_bin", "open_weights", "origin", "own_class", "parse_json", "read_checkpoint",
-    "read_json_object", "read_json_value", "read_modules", "sample_of", "shard_names", "shard_of", "shared_layers",
-    "shown", "stages_of", "told_products", "transformer_folder", "typed", "warn_caller",
+    "expect_file", "expect_inside", "find_class", "find_weights", "fits_8_bits", "in_parts", "in_transformers_words",
+    "list_folder", "named", "named_classes", "open_bin", "open_weights", "origin", "own_class", "parse_json",
+    "read_checkpoint", "read_json_object", "read_json_value", "read_modules", "sample_of", "shard_names", "shard_of",
+    "shared_layers", "shown", "stages_of", "told_products", "transformer_folder", "typed", "warn_caller",
 ]  # fmt: skip

@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ KEY = "ftbert.crc32"
 _PART = 4 << 20  # bytes under one CRC-32: zlib sums 2.3 GB/s, so parts are read and summed side by side
 _MOST_THREADS = 8
 _PIECE, _PIECES = 4096, 16  # bytes, and how many of them are a sample of a tensor
+_Made = TypeVar("_Made")
 _REMEDY = (
     "the file was changed or damaged after ftbert wrote it: convert or quantize the model again; "
     "load(..., verify=False) or FTBERT_VERIFY=off reads it as it is"
@@ -98,17 +100,21 @@ def sample_of(read: Callable[[int, int], bytes | memoryview], size: int) -> str:
     return f"{crc32:08x}"
 
 
-def _of_parts(crc32: Callable[[int, int], int], size: int) -> str:
-    """8 hex digits of each _PART of `size` bytes. crc32: of the bytes from the first number to the second."""
-    begins = range(0, size, _PART)
-    ends = [min(begin + _PART, size) for begin in begins]
+def in_parts(work: Callable[[int, int], _Made], size: int, part: int) -> list[_Made]:
+    """What `work` makes of each `part` of `size` bytes, given its first byte and the one behind it: side by side, on up
+    to 8 of torch's threads."""
+    begins = range(0, size, part)
+    ends = [min(begin + part, size) for begin in begins]
     threads = min(_MOST_THREADS, torch.get_num_threads(), len(begins))
     if threads <= 1:
-        found = list(map(crc32, begins, ends))
-    else:
-        with ThreadPoolExecutor(threads) as pool:
-            found = list(pool.map(crc32, begins, ends))
-    return "".join(f"{one:08x}" for one in found)
+        return list(map(work, begins, ends))
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(work, begins, ends))
+
+
+def _of_parts(crc32: Callable[[int, int], int], size: int) -> str:
+    """8 hex digits of each _PART of `size` bytes. crc32: of the bytes from the first number to the second."""
+    return "".join(f"{one:08x}" for one in in_parts(crc32, size, _PART))
 
 
 def _shown(checksum: str) -> str:

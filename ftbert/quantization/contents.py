@@ -6,24 +6,21 @@ import hashlib
 import json
 import os
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-import torch
-
+from ftbert.checkpoint import in_parts
 from ftbert.user_cache import make_private, untrusted
 
 _PART = 16 << 20  # bytes that a thread reads and hashes at once: SHA-256 takes 1.2 GB/s on a core
-_MOST_THREADS = 8
 _SETTLED = 2.0  # seconds: a file that has changed less long ago may change again within one tick of its time
 
 
 def digest_of(path: Path, kept: Path | None) -> str:
-    """SHA-256 of the SHA-256 of each _PART of the file. kept: a folder in which digests are remembered, of a file that
-    neither its place, size, inode nor times have changed; the time of an inode's change is set by the kernel alone, so
-    that whoever owns the file cannot keep it over a change. None, or a folder that others may write: it is read.
-    OSError where it cannot be."""
+    """SHA-256 of the SHA-256 of each _PART of the file. kept: a folder that remembers digests, each for as long as the
+    file's place, size, inode and times stay. The kernel alone sets the time of an inode's change, so that the file's
+    owner cannot hide one. Without such a folder, or where others may write there, the file is read each time. OSError
+    where it cannot be read."""
     stat = path.stat()
     known = [os.path.realpath(path), stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
     if kept is not None and untrusted(kept.parent, kept):
@@ -48,14 +45,7 @@ def digest_of(path: Path, kept: Path | None) -> str:
 def _digest(path: Path, size: int) -> str:
     with path.open("rb") as file:
 
-        def part(begin: int) -> bytes:
-            return hashlib.sha256(os.pread(file.fileno(), _PART, begin)).digest()
+        def part(begin: int, end: int) -> bytes:
+            return hashlib.sha256(os.pread(file.fileno(), end - begin, begin)).digest()
 
-        begins = range(0, max(size, 1), _PART)
-        threads = min(_MOST_THREADS, torch.get_num_threads(), len(begins))
-        if threads <= 1:
-            found = list(map(part, begins))
-        else:
-            with ThreadPoolExecutor(threads) as pool:
-                found = list(pool.map(part, begins))
-    return hashlib.sha256(b"".join(found)).hexdigest()
+        return hashlib.sha256(b"".join(in_parts(part, max(size, 1), _PART))).hexdigest()
