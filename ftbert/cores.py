@@ -1,8 +1,8 @@
 """Which cores this process may use, how many threads calls on the CPU take, and how these wait for each other.
 
 Torch starts a thread for each core that it sees, and knows nothing of a container's share of them. Here that number
-follows the affinity and the CPU quota. Who asked for a number, by OMP_NUM_THREADS, MKL_NUM_THREADS or
-torch.set_num_threads, has it. While others keep the cores busy, threads sleep where they wait for each other
+follows the affinity and the CPU quota. A number that the user asks for, by OMP_NUM_THREADS, MKL_NUM_THREADS or
+torch.set_num_threads, is kept. While others keep the cores busy, threads sleep where they wait for each other
 (csrc/binding/team.h), unless OMP_WAIT_POLICY or GOMP_SPINCOUNT says how they wait.
 """
 

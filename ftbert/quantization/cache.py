@@ -121,8 +121,8 @@ def _source(checkpoint: Checkpoint) -> Path:
 
 def _identity(checkpoint: Checkpoint, digests: Path) -> tuple[str, list[Any]]:
     """A name, and what changes with the weights and with how texts are read: the bytes of the files. Nothing else tells
-    a model from one that a stranger has put under its name, or beside it. Where others may change the files while they
-    are read, it is an identity of theirs. digests: see `digest_of`."""
+    a model from one that a stranger has put under its name, or beside it. Files that others may change, also while they
+    are read, have another identity than private ones of the same bytes. digests: see `digest_of`."""
     source = _source(checkpoint)
     folder = Path(os.path.realpath(source.parent if source.is_file() else source))
     name = source.name if source.is_file() else folder.name
