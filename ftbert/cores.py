@@ -73,8 +73,7 @@ def take() -> None:
         if threads > most.number:
             torch.set_num_threads(most.number)
     _number = torch.get_num_threads()
-    if hasattr(torch.ops.ftbert, "follow_busy_cores"):  # a library built from older sources has none
-        torch.ops.ftbert.follow_busy_cores(_said(_WAITING) is None)
+    torch.ops.ftbert.follow_busy_cores(_said(_WAITING) is None)
 
 
 def share(threads: int) -> None:
@@ -93,9 +92,7 @@ def told() -> dict[str, str]:
     import torch
 
     assert _reason is not None, "the library was not loaded by load_library()"
-    threads, state = torch.get_num_threads(), {"followed": False, "crowded": False}
-    if hasattr(torch.ops.ftbert, "busy_cores"):
-        state = torch.ops.ftbert.busy_cores()
+    threads, state = torch.get_num_threads(), torch.ops.ftbert.busy_cores()
     if threads == 1:
         busy = "one thread, which waits for no other"
     elif (said := _said(_WAITING)) is not None:
