@@ -22,7 +22,7 @@ _PIECE, _PIECES = 4096, 16  # bytes, and how many of them are a sample of a tens
 _Made = TypeVar("_Made")
 _REMEDY = (
     "the file was changed or damaged after ftbert wrote it: convert or quantize the model again; "
-    "load(..., verify=False) or FTBERT_VERIFY=off reads it as it is"
+    "FTBERT_VERIFY=off reads it as it is, and load(..., verify=False) does where it is the model's own"
 )
 
 
