@@ -98,7 +98,7 @@ def told() -> dict[str, str]:
     elif (said := _said(_WAITING)) is not None:
         busy = f"threads wait for each other as {said} says"
     elif not state["followed"]:
-        busy = "threads spin while they wait for each other: how long for cores, is not known here"
+        busy = "threads spin while they wait for each other; whether cores are busy cannot be seen here"
     else:
         busy = (
             f"threads sleep, not spin, while others keep cores busy; they {'do' if state['crowded'] else 'do not'} now"
