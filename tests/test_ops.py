@@ -205,3 +205,18 @@ def test_opcheck(name: str) -> None:
     """torch's own check of schema, fake implementation and dynamic shapes."""
     arguments = [one.clone() if isinstance(one, torch.Tensor) else one for one in valid(name, "cpu")]
     torch.library.opcheck(getattr(ops, name).default, arguments)
+
+
+@pytest.mark.parametrize("name", ["add_bias_act_", "repeat_prefix", "store_keys_values"])
+def test_ops_that_write_refuse_what_torch_has_not_computed(name: str) -> None:
+    """torch's fallback for such tensors ends the process behind an op that returns nothing."""
+    given = valid(name, "cpu")
+    for at, one in enumerate(given):
+        if not isinstance(one, torch.Tensor):
+            continue
+        unresolved = [torch._efficientzerotensor(one.shape, dtype=one.dtype)]
+        if one.is_floating_point():
+            unresolved.append(torch.randn(one.shape, dtype=torch.complex64).conj().imag)
+        for other in unresolved:
+            with pytest.raises(RuntimeError, match="expected tensors that torch has computed"):
+                getattr(torch.ops.ftbert, name)(*given[:at], other, *given[at + 1 :])

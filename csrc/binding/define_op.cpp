@@ -17,6 +17,13 @@ void refuse(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   fail(op.schema().name(), ": expected dense tensors on the CPU or a GPU");
 }
 
+// What torch computes when somebody reads it: a negative or conjugate view, a tensor of zeros without memory. Its
+// fallback resolves them for ops that return what they write, and takes the process down behind others.
+void refuse_unresolved(const c10::OperatorHandle& op, torch::jit::Stack*) {
+  fail(op.schema().name(), ": writes into its arguments: expected tensors that torch has computed, got a view that it ",
+       "resolves when it is read; call resolve_neg(), resolve_conj() or clone() first");
+}
+
 }  // namespace
 
 void refuse_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack*) {
@@ -34,6 +41,9 @@ void define_op(torch::Library& m, const char* schema, std::optional<torch::CppFu
        {Key::SparseCPU, Key::SparseCUDA, Key::SparseCsrCPU, Key::SparseCsrCUDA, Key::QuantizedCPU, Key::QuantizedCUDA,
         Key::NestedTensorCPU, Key::NestedTensorCUDA, Key::AutogradNestedTensor, Key::MkldnnCPU})
     m.impl(name.c_str(), torch::dispatch(key, torch::CppFunction::makeFromBoxedFunction<&refuse>()));
+  if (text.find('!') == std::string::npos) return;
+  for (const Key key : {Key::Negative, Key::Conjugate, Key::ZeroTensor})
+    m.impl(name.c_str(), torch::dispatch(key, torch::CppFunction::makeFromBoxedFunction<&refuse_unresolved>()));
 }
 
 }  // namespace ftbert::binding
