@@ -1,4 +1,5 @@
-"""The strongest peers of modern encoders: ModernBERT's and Qwen3's layers as an expert writes them in PyTorch."""
+"""Peers of modern encoders: ModernBERT's and Qwen3's layers, packed, compiled layer by layer for all sizes at once and
+rotated in float32. A model that is compiled as a whole for each size is faster and is not here."""
 
 from __future__ import annotations
 
