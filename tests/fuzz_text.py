@@ -113,7 +113,7 @@ def judge(folder: Path, cut: int) -> str:
                 method(texts, normalize=None, show_progress_bar=False)
                 for method in (model.encode, model.encode_query, model.encode_document)
             ]
-    except ValueError as error:
+    except (ValueError, FileNotFoundError) as error:  # modules.json may name a folder without a model
         assert str(folder) in str(error) or "length" in str(error), f"names no file: {error}"
         return "refused"
     if wanted is None:

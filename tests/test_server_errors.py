@@ -56,6 +56,14 @@ BAD = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/pooling", "/score", "/classify", "/v1/rerank"])
+def test_a_name_that_is_no_utf_8(server: Served, path: str) -> None:
+    """Of a field that no route has: the decoder passes over it, what looks for fields that are refused reads it."""
+    known = b'"input":"a","query":"a","documents":["b"],"text_1":"a","text_2":"b"'
+    reply = server.call("POST", path, b"{" + known + b',"\xff":"\\u0061"}')
+    assert reply.status == 400 and "the body is not valid UTF-8" in reply.body.decode()
+
+
 @pytest.mark.parametrize("path", ["/embed", "/v1/embeddings"])
 @pytest.mark.parametrize(("body", "status"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
 def test_bad_bodies(server: Served, path: str, body: bytes, status: int) -> None:

@@ -155,6 +155,7 @@ def decode(body: bytes | bytearray, schema: type[T]) -> T:
         decoder = _decoders[schema] = msgspec.json.Decoder(schema)
     try:
         found = _decoded(decoder, body)
+        _expect_only(body, ONLY.get(schema, {}))  # reads names too that the decoder passes over unread
     except msgspec.ValidationError as error:
         raise validation(_short(error)) from None
     except msgspec.DecodeError as error:
@@ -163,7 +164,6 @@ def decode(body: bytes | bytearray, schema: type[T]) -> T:
         raise ApiError("Validation", "the body is not valid UTF-8", status=400) from None
     except RecursionError:
         raise ApiError("Validation", "the body is nested too deeply", status=400) from None
-    _expect_only(body, ONLY.get(schema, {}))
     return found  # type: ignore[no-any-return]
 
 
