@@ -5,7 +5,7 @@
 #include "binding/norm_words.h"
 #include "binding/op_checks.h"
 #include "binding/q8_0.h"
-#include "gemm/own/few_rows.h"
+#include "gemm/hopper/few_rows.h"
 
 namespace ftbert::binding {
 namespace {

@@ -6,8 +6,8 @@
 #include "binding/norm_words.h"
 #include "binding/op_checks.h"
 #include "binding/q8_0.h"
-#include "gemm/own/own.h"
-#include "gemm/own/wgmma_norm.h"
+#include "gemm/gpu/own.h"
+#include "gemm/hopper/wgmma_norm.h"
 
 namespace ftbert::binding {
 namespace {

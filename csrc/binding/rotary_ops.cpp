@@ -4,7 +4,7 @@
 #include "binding/define_op.h"
 #include "binding/norm_words.h"
 #include "binding/op_checks.h"
-#include "gemm/own/turned_product.h"
+#include "gemm/gpu/turned_product.h"
 #include "kernels/kernels.h"
 
 namespace ftbert::binding {

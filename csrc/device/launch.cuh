@@ -30,8 +30,8 @@ __device__ inline void grid_let_go() {
 //
 // As each lets the next one start only after its own wait, all before the kernel ahead have ended when a kernel starts.
 // A kernel whose time is that of the memory may let go later, for what the kernel behind asks for comes at the expense
-// of its own: attention_decode.cuh, and gemm/own/few_rows.cuh, where the warp that asks for weights waits when it has
-// asked for all. What two kernels of one kind count in must differ, then; the third may count where the first did.
+// of its own: attention_decode.cuh, and gemm/hopper/few_rows.cuh, where the warp that asks for weights waits when it
+// has asked for all. What two kernels of one kind count in must differ, then; the third may count where the first did.
 __device__ inline void wait_for_inputs() {
   grid_wait();
   grid_let_go();

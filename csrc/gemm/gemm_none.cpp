@@ -2,8 +2,8 @@
 #include "core/check.h"
 #include "core/device.h"
 #include "gemm/cublaslt.h"
-#include "gemm/own/few_rows.h"
-#include "gemm/own/own.h"
+#include "gemm/gpu/own.h"
+#include "gemm/hopper/few_rows.h"
 #include "gemm/table.h"
 #include "gemm/tuner/tuner.h"
 

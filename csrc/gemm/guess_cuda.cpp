@@ -1,8 +1,8 @@
 // The kernel whose guess is the shortest time, ours or cuBLASLt.
 #include <limits>
 
-#include "gemm/own/guessed_time.h"
-#include "gemm/own/own.h"
+#include "gemm/gpu/guessed_time.h"
+#include "gemm/gpu/own.h"
 
 namespace ftbert {
 namespace {

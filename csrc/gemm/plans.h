@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "core/types.h"
-#include "gemm/own/own.h"
+#include "gemm/gpu/own.h"
 #include "gemm/product.h"
 #include "gemm/table.h"
 

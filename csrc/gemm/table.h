@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "gemm/own/own.h"
+#include "gemm/gpu/own.h"
 #include "gemm/product.h"
 
 namespace ftbert {

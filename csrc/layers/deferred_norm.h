@@ -1,5 +1,5 @@
 // Norms without kernels, for up to some 1000 tokens: the products on both sides of a norm do its work
-// (gemm/own/deferred_norm.h). Hopper alone, 16-bit elements, a LayerNorm after each residual sum or any norm before
+// (gemm/gpu/deferred_norm.h). Hopper alone, 16-bit elements, a LayerNorm after each residual sum or any norm before
 // each block. No CUDA header.
 #pragma once
 #include <cstdint>

@@ -9,7 +9,7 @@
 #include "core/device_guard.h"
 #include "core/dispatch.h"
 #include "gemm/gemm.h"
-#include "gemm/own/deferred_norm.h"
+#include "gemm/gpu/deferred_norm.h"
 #include "kernels/kernels.h"
 #include "layers/deferred_norm.h"
 
@@ -77,7 +77,7 @@ std::string refusal(const Context<Cuda>& context, const EncoderConfig& c, const 
   return "";
 }
 
-// What gammas, betas and biases of the norms on both sides of a product make of it (gemm/own/deferred_norm.h).
+// What gammas, betas and biases of the norms on both sides of a product make of it (gemm/gpu/deferred_norm.h).
 struct CorrectionVectors {
   float *add, *slope;
 };

@@ -1,5 +1,5 @@
 // A call of up to eight tokens with a cache, a step of generation: every norm that comes before a block belongs to the
-// block's first product, and every sum to its last (gemm/own/few_rows.h). Hopper alone, 16-bit elements, weights in
+// block's first product, and every sum to its last (gemm/hopper/few_rows.h). Hopper alone, 16-bit elements, weights in
 // them or in Q8_0. No CUDA header.
 #pragma once
 #include <memory>

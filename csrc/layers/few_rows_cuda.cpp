@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "core/dispatch.h"
-#include "gemm/own/few_rows.h"
+#include "gemm/hopper/few_rows.h"
 #include "kernels/kernels.h"
 #include "layers/few_rows.h"
 

@@ -60,7 +60,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Own:
-    """A kernel of ftbert's own and a variant of it, by their names in csrc/gemm/own/own.h."""
+    """A kernel of ftbert's own and a variant of it, by their names in csrc/gemm/gpu/own.h."""
 
     kernel: str
     variant: str

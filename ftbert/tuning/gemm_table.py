@@ -4,7 +4,7 @@ A file belongs to one GPU model and one version of cuBLASLt, since an algorithm'
 version only; rows that name ftbert's own kernels hold for every version, and for every GPU of the same architecture
 with as many multiprocessors. Looked for in this order, and a row from further up hides those below it: the file that
 $FTBERT_GEMM_TABLE names ("off": none at all), the user's cache folder (where `ftbert tune` writes), the tables that
-come with the package. What fits no row runs what guess_product (csrc/gemm/own/own.h) chooses.
+come with the package. What fits no row runs what guess_product (csrc/gemm/gpu/own.h) chooses.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "gemm/own/own.h"
+#include "gemm/gpu/own.h"
 #include "gemm/product.h"
 
 namespace ftbert {

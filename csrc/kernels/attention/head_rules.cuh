@@ -1,5 +1,5 @@
 // What HeadRules make of a head's numbers: the device code that the kernel `rotary` shares with the products that
-// contain it (gemm/own/turned_heads.cuh). A thread holds both numbers of its pairs.
+// contain it (gemm/gpu/endings/turned_heads.cuh). A thread holds both numbers of its pairs.
 #pragma once
 #include "device/vector.cuh"
 #include "kernels/kernels.h"

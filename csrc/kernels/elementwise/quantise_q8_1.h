@@ -1,5 +1,5 @@
 // Q8_1, int8 with a scale for each 32 neighbours: rows as the CPU's products with matrices in q8_0 multiply them. Those
-// of a GPU make it themselves, by x * (127 / largest), of halves the even one (gemm/own/few_rows.cuh).
+// of a GPU make it themselves, by x * (127 / largest), of halves the even one (gemm/hopper/few_rows.cuh).
 #pragma once
 #include <cstdint>
 

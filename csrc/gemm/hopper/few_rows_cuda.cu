@@ -1,0 +1,168 @@
+// Products of up to eight rows: which there are, and their launches.
+#include <algorithm>
+
+#include "core/check.h"
+#include "gemm/hopper/few_rows.cuh"
+#include "gemm/hopper/few_rows.h"
+#include "gemm/hopper/few_rows_prepare.cuh"
+#include "kernels/kernels.h"
+
+namespace ftbert {
+namespace {
+
+// Bytes of shared memory that a launch asks for.
+constexpr int kWhole = 222 * 1024, kHalf = 108 * 1024, kMore = 132 * 1024, kLess = 84 * 1024;
+constexpr int kFewestStages = 2;  // of the ring
+// Beside them a block has memory of its own, in units of 128 bytes, and 1 KB of the driver's.
+constexpr size_t kMultiprocessor = 228 * 1024, kBesides = (sizeof(FewRowsShared) + 127) / 128 * 128 + 1024;
+static_assert(kWhole + kBesides <= kMultiprocessor && 2 * (kHalf + kBesides) <= kMultiprocessor);
+static_assert(kMore + kLess + 2 * kBesides <= kMultiprocessor);
+
+// A block's share of a multiprocessor, beside which a block of the kernel behind finds room. Products that add to the
+// stream have less, those between them more: of the latter no two fit, and beside one of them one of the former. With
+// halves up to 70 of 132 blocks shared a multiprocessor with one of the same kernel, and 35 multiprocessors had none.
+// More than two rows of a take memory of which those with less would have too little.
+struct Share {
+  int bytes;
+  int enough;  // stages of the ring; if fewer fit, the block has the whole multiprocessor
+};
+Share share_of(int64_t m, bool add) {
+  if (m > kMostLaidRows) return {kHalf, 4};
+  return {add ? kLess : kMore, 3};
+}
+
+// Of a row of a in shared memory: eight of them begin in different banks.
+int row_bytes(DType b, int64_t k) {
+  return static_cast<int>(b == DType::q8_0 ? (k + 127) / 128 * 128 + 16 : (2 * k + 127) / 128 * 128 + 64);
+}
+// Of all m, and of the scales behind them.
+int64_t rows_bytes(DType b, int64_t m, int64_t k) {
+  const int64_t scales = b == DType::q8_0 ? Q8Tiles<__half>::scale_bytes(static_cast<int>(m), static_cast<int>(k)) : 0;
+  return m * row_bytes(b, k) + scales;
+}
+
+bool fits(const Gpu& gpu, DType stream, DType b, int64_t m, int64_t n, int64_t k) {
+  const bool q8 = b == DType::q8_0;
+  const int chunk = q8 ? Q8Tiles<__half>::kChunk : PlainRows<__half>::kChunk;
+  return has_warpgroups(gpu.capability) && (stream == DType::fp16 || stream == DType::bf16) && (q8 || b == stream) &&
+         m > 0 && m <= kMostFewRows && n > 0 && n % kTileRows == 0 && k > 0 &&
+         k % (q8 ? Q8Tiles<__half>::kStep : PlainRows<__half>::kStep) == 0 && n * k <= INT32_MAX &&
+         k <= kMostPreparedColumns && rows_bytes(b, m, k) + kFewestStages * chunk <= kWhole;
+}
+
+bool supports(const Gpu& gpu, int, const Product& p) {
+  return p.c == p.a && p.batch == 1 && p.b_transposed && !p.epilogue.residual_norm &&
+         fits(gpu, p.a, p.b, p.m, p.n, p.k);
+}
+
+// Of Q8_0 there is no other. Of 16 bits cuBLASLt's kernels for few rows are as fast where L2 holds what they read.
+OwnGuess guess(const Gpu& gpu, const Product& p) {
+  constexpr int64_t kLarge = 1 << 24;  // numbers
+  if (!supports(gpu, 0, p) || (p.b != DType::q8_0 && p.n * p.k < kLarge)) return {};
+  return {0, 0};
+}
+
+// How rows of a come to the blocks: as they are; or each block lays them out itself, one or two where they fit its
+// registers; or a kernel prepares them. Prepared, 8 rows of a layer of Llama-2-7B take 112 us in Q8_0, laid out 167.
+template <class E, class Storage>
+void prepare(const Context<Cuda>& context, FewRows<E>& work) {
+  constexpr bool kQ8 = std::is_same_v<Storage, Q8Tiles<E>>;
+  if (!kQ8 && work.norm == NormKind::none) {
+    work.prepared = reinterpret_cast<const char*>(work.a), work.prepared_bytes = work.k * static_cast<int>(sizeof(E));
+    return;
+  }
+  if (work.m <= kMostLaidRows && work.m * work.k <= kMostLaidColumns) return;
+  FTBERT_CHECK(
+      context.gemm_workspace && context.gemm_workspace_bytes >= kMostFewRows * kMostPreparedColumns * sizeof(E),
+      "few_rows needs Context::gemm_workspace");
+  work.prepared = static_cast<const char*>(context.gemm_workspace);
+  if constexpr (kQ8) {
+    work.prepared_bytes = work.k;
+    launch_overlapped(context, "kernel few_rows", prepare_q8_kernel<E>, static_cast<unsigned>(work.m), kPrepareThreads,
+                      size_t{0}, 1, work);
+  } else {
+    using T = std::conditional_t<std::is_same_v<E, __half>, half_t, bfloat16_t>;
+    work.prepared_bytes = work.k * static_cast<int>(sizeof(E));
+    const Norm<T> norm{.kind = work.norm,
+                       .gamma = reinterpret_cast<const T*>(work.gamma),
+                       .beta = reinterpret_cast<const T*>(work.beta),
+                       .eps = work.eps,
+                       .offset = work.offset,
+                       .rounding = work.round_before_gamma ? NormRounding::before_gamma : NormRounding::once};
+    Context<Cuda> same = context;
+    add_bias_input_layernorm<Cuda, T>(same, reinterpret_cast<const T*>(work.a), nullptr, nullptr, norm, work.m, work.k,
+                                      {.copy = Operand::of(static_cast<T*>(context.gemm_workspace))});
+  }
+}
+
+template <class E, class Storage>
+void launch(const Context<Cuda>& context, const Product& p, FewRows<E> work) {
+  const int64_t rows = rows_bytes(p.b, p.m, p.k);
+  const auto stages = [&](int64_t room) { return std::min<int64_t>(kMostStages, (room - rows) / Storage::kChunk); };
+  const Share share = share_of(p.m, work.add);
+  int64_t count = stages(share.bytes);
+  if (count < share.enough) count = stages(kWhole);
+  work.stages = static_cast<int>(count);
+  prepare<E, Storage>(context, work);
+  const auto blocks = static_cast<unsigned>(std::min<int64_t>(p.n / kTileRows, context.sm_count));
+  launch_overlapped(context, "kernel few_rows", few_rows_kernel<E, Storage>, blocks, kFewRowsThreads,
+                    SharedBytes(count * Storage::kChunk + rows, kWhole), 1, work);
+}
+
+template <class E>
+void run_type(const Context<Cuda>& context, const Product& p, const ProductData& data, const Norm<void>& norm, bool add,
+              uint32_t* count) {
+  const FewRows<E> work{.a = static_cast<const E*>(data.a),
+                        .b = data.b,
+                        .bias = static_cast<const E*>(data.bias),
+                        .c = static_cast<E*>(data.c),
+                        .norm = norm.kind,
+                        .gamma = static_cast<const E*>(norm.gamma),
+                        .beta = static_cast<const E*>(norm.beta),
+                        .eps = norm.eps,
+                        .offset = norm.offset,
+                        .round_before_gamma = norm.rounding == NormRounding::before_gamma,
+                        .add = add,
+                        .activation = p.epilogue.activation,
+                        .gate = p.epilogue.gate,
+                        .m = static_cast<int>(p.m),
+                        .n = static_cast<int>(p.n),
+                        .k = static_cast<int>(p.k),
+                        .stages = 0,
+                        .row_bytes = row_bytes(p.b, p.k),
+                        .count = count,
+                        .prepared = nullptr,
+                        .prepared_bytes = 0};
+  p.b == DType::q8_0 ? launch<E, Q8Tiles<E>>(context, p, work) : launch<E, PlainRows<E>>(context, p, work);
+}
+
+void run(const Context<Cuda>& context, int, const Product& p, const ProductData& data) {
+  run_few_rows(context, p, data, {}, false, nullptr);
+}
+
+struct Shape {
+  static constexpr int kTileM = kMostFewRows, kTileN = kTileRows, kSplit = 1;
+  static constexpr std::string_view kKind = {};
+};
+
+}  // namespace
+
+const OwnKernel few_rows{"few_rows", ShapeList<Shape>::kVariants, supports, guess, run};
+
+bool few_rows_supports(const Gpu& gpu, DType stream, int64_t m, const Matrix& weight) {
+  return weight.data && fits(gpu, stream, weight.dtype, m, weight.n, weight.k);
+}
+
+void run_few_rows(const Context<Cuda>& context, const Product& p, const ProductData& data, const Norm<void>& norm,
+                  bool add, uint32_t* count) {
+  FTBERT_CHECK(supports(gpu_of(context), 0, p) &&
+                   !(add && (p.epilogue.gate != Gate::none || p.epilogue.activation != Activation::none)),
+               "few_rows cannot do m=", p.m, " n=", p.n, " k=", p.k);
+  FTBERT_CHECK(!norm || norm.gamma, "few_rows: a norm without gamma");
+  for (const void* p : {data.a, data.b, data.bias, static_cast<const void*>(data.c), norm.gamma, norm.beta})
+    FTBERT_CHECK(reinterpret_cast<uintptr_t>(p) % 16 == 0, "few_rows needs operands aligned to 16 bytes");
+  p.a == DType::fp16 ? run_type<__half>(context, p, data, norm, add, count)
+                     : run_type<__nv_bfloat16>(context, p, data, norm, add, count);
+}
+
+}  // namespace ftbert

@@ -1,0 +1,40 @@
+// A product with the residual LayerNorm behind it in one kernel, whose result takes the residual's place: post-norm
+// layers.
+#include "gemm/hopper/wgmma_norm_launch.cuh"
+
+namespace ftbert {
+namespace {
+
+// The first ones are there for E4M3 too: ScaledShapes.
+using Shapes = ShapeList<NormShape<192, 64, true, 1>, NormShape<192, 64, false, 2>, NormShape<128, 128, false, 2>,
+                         NormShape<256, 64, true, 1>, NormShape<192, 128, false, 1>, NormShape<128, 128, false, 1>,
+                         NormShape<128, 64, false, 2>>;
+
+void run(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data) {
+  if (p.a == DType::e4m3) return run_layernorm_e4m3(context, variant, p, data);
+  run_norm<Shapes>(variant, p, data,
+                   [&]<class E, class Shape>() { launch_norm<E, Shape, LayerRule, ResultMaps>(context, p, data); });
+}
+
+bool supports(const Gpu& gpu, int variant, const Product& p) {
+  return (p.a != DType::e4m3 || variant < ScaledShapes::kCount) &&
+         supports_norm<Shapes>(gpu, variant, p, ResidualNorm::result);
+}
+
+OwnGuess guess(const Gpu& gpu, const Product& p) {
+  if (p.a == DType::e4m3) return guess_scaled_norm(gpu, p, ResidualNorm::result);
+  static constexpr TimeLine kLines[] = {
+      {4, 3.66, 0.461, 1.10, 0, 0.625},   // 128x192 single
+      {0, 0.52, 0.466, 3.51, 0, 0.554},   // 128x192 together
+      {1, 3.01, 0.288, 0.13, 0, 0.927},   // 64x192
+      {2, 3.37, 0.326, 0.28, 0, 0.899},   // 128x128
+      {3, -0.32, 0.632, 3.62, 0, 0.866},  // 128x256 together
+  };
+  return guess_norm<Shapes>(gpu, p, ResidualNorm::result, kLines);
+}
+
+}  // namespace
+
+const OwnKernel wgmma_layernorm{"wgmma_layernorm", Shapes::kVariants, supports, guess, run};
+
+}  // namespace ftbert

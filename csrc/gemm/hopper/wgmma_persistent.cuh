@@ -1,0 +1,363 @@
+// The kernel of wgmma_persistent_cuda.cu, a template over what is done with a tile's sums: an Ending.
+#pragma once
+#include <algorithm>
+#include <string_view>
+#include <type_traits>
+
+#include "device/activation.cuh"
+#include "device/launch.cuh"
+#include "device/mma.cuh"
+#include "device/tensor_map.h"
+#include "device/tma.cuh"
+#include "device/vector.cuh"
+#include "device/wgmma.cuh"
+#include "gemm/gpu/endings/e4m3_sums.cuh"
+#include "gemm/gpu/guessed_time.h"
+#include "gemm/gpu/own.h"
+
+namespace ftbert {
+namespace {
+
+constexpr int kTileM = 128, kTileN = 128, kStepBytes = 128;  // of k, a row of a stage
+constexpr int kThreads = 384;                                // a warpgroup that loads, two that multiply
+constexpr int kBytesA = kTileM * kStepBytes, kBytesB = kTileN * kStepBytes, kStageBytes = kBytesA + kBytesB;
+constexpr int kSumBytes = 16 * kTileN * 2;
+
+// Shared memory. Of each warp that multiplies: sums of 16 rows, rounded, on their way out, and of the tile's columns
+// the bias, or where A and B are E4M3 scale and bias as floats. Only what lies in shared memory is near: beside the
+// stages the L1 cache keeps next to nothing.
+template <class A>
+struct PersistentMemory {
+  static constexpr int kWarpBytes = kSumBytes + kTileN * (sizeof(A) == 1 ? 8 : 2);
+  static constexpr int kStages = (225 * 1024 - 8 * kWarpBytes) / kStageBytes;
+  static constexpr int kBytes = 1024 + kStages * kStageBytes + 8 * kWarpBytes + 16 * kStages;
+  static_assert(kBytes <= 227 * 1024);
+};
+
+// Tiles of C as wide as a cluster's blocks together, `columns` of them side by side. Groups of `group_columns` columns
+// come after each other, each in the order of rows. The first `whole` are computed one by one, those behind them in
+// halves of 64 rows: where these fill less than half of a wave it takes half the time. Of the last row of tiles of the
+// last group there are only the upper halves where C ends in these.
+struct PersistentWork {
+  int64_t m;
+  int n, k_steps, columns, group_columns, group_tiles;
+  int whole, paired, items;  // items: whole tiles, then `paired` halves of tiles that have two, then single ones
+  const void* bias;
+  void* c;
+};
+
+// With A and B in E4M3.
+struct ScaledWork : PersistentWork, E4m3Scales {};
+
+struct Piece {
+  int row, column;  // of C
+  bool is_whole;
+};
+
+// A block's own part of an item; kBlocks: of a cluster.
+template <int kBlocks>
+__device__ Piece piece_of(const PersistentWork& work, int item) {
+  const int half = item - work.whole, single = half - work.paired;
+  const int tile = half < 0 ? item : work.whole + (single < 0 ? half / 2 : work.paired / 2 + single);
+  const int group = tile / work.group_tiles, in_group = tile % work.group_tiles;
+  const int first = group * work.group_columns, columns = min(work.group_columns, work.columns - first);
+  const int row = in_group / columns * kTileM + (half >= 0 && single < 0 ? half % 2 * (kTileM / 2) : 0);
+  const int column = (first + in_group % columns) * kBlocks + static_cast<int>(blockIdx.x) % kBlocks;
+  return {row, column * kTileN, half < 0};
+}
+
+// kTileN elements of the bias from column0 on, to shared memory, asynchronously; zeros beyond n, and where there is no
+// bias.
+template <class E>
+__device__ void bring_bias(const PersistentWork& work, int column0, uint32_t to) {
+  const int i = threadIdx.x % 32, column = column0 + i * 8;
+  if (i < kTileN / 8)
+    copy_async16(to + i * 16, static_cast<const E*>(work.bias) + column, work.bias != nullptr && column < work.n);
+  copy_async_commit();
+}
+
+// With A and B in E4M3, of kTileN columns from column0 on: what their sums are multiplied by, and the bias. Of two
+// columns (scale, bias, scale, bias) at a time; zeros beyond n.
+template <class E>
+__device__ void bring_factors(const ScaledWork& work, int column0, float4* shared) {
+  const int i = threadIdx.x % 32, column = column0 + i * 4;
+  float scale[4] = {}, bias[4] = {};
+  if (column < work.n) {
+    load_scales(work, column, scale);
+    if (work.bias) Packed<E, 4>::load(static_cast<const E*>(work.bias) + column).to_floats(bias);
+  }
+#pragma unroll
+  for (int w = 0; w < 4; w += 2) shared[i * 2 + w / 2] = {scale[w], bias[w], scale[w + 1], bias[w + 1]};
+}
+
+// 16 rows of a warp, rounded as cuBLASLt would leave them, in shared memory, so that the activation is a loop. Written
+// out for every register it was 2,200 instructions a tile (erf GELU, 512x3072x768 on an H200: 11.3 us against 9.5).
+// There they are blocks of 64 columns, [16][8] chunks of 16 bytes, xor-ed with the row.
+template <class E>
+__device__ void stage_sums(const float (&sum)[kTileN / 8][4], uint32_t shared) {
+  const int lane = threadIdx.x % 32, row = lane % 16;
+#pragma unroll
+  for (int j = 0; j < kTileN / 8; j += 2) {
+    uint32_t packed[4];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float (&s)[4] = sum[j + i];
+      packed[2 * i] = pack_pair<E>(s[0], s[1]);
+      packed[2 * i + 1] = pack_pair<E>(s[2], s[3]);
+    }
+    const int chunk = j + lane / 16;
+    store_matrices(shared + chunk / 8 * (16 * 128) + row * 128 + ((chunk % 8) ^ (row % 8)) * 16, packed[0], packed[1],
+                   packed[2], packed[3]);
+  }
+}
+
+// The activation, and to memory: of a block four rows of 128 bytes at a time, twice two of them so
+// that what depends on row % 8 is worked out once.
+template <class E, Activation kActivation>
+__device__ void store_sums(const char* shared, const PersistentWork& work, int64_t row0, int column0) {
+  const int lane = threadIdx.x % 32, rows = static_cast<int>(min(int64_t{16}, work.m - row0));
+  const int64_t n = work.n;
+#pragma unroll 1
+  for (int step = 0; step < kTileN / 32; ++step) {
+    const int row = step % 2 * 8 + lane / 8, block = step / 2;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int chunk = (lane % 8) ^ (lane / 8 + 4 * i), column = column0 + block * 64 + chunk * 8;
+      const auto pack = activate_pack<kActivation>(
+          Packed<E, 8>::load(reinterpret_cast<const E*>(shared + (2 * step + i) * (4 * 128) + lane * 16)));
+      if (row + 4 * i < rows && column < work.n)
+        pack.store(static_cast<E*>(work.c) + (row0 + row + 4 * i) * n + column);
+    }
+  }
+}
+
+// What an Ending has: Element, the 16-bit type of the bias; Work, what it needs: PersistentWork (of A and B in E4M3
+// ScaledWork), and maybe more. It is an object of a warp, which has 16 rows of a tile from row0 on, and in a whole tile
+// 16 from row0 + 64 on too:
+//   Ending(work, row0, column0), before the tile's products. The inputs are not waited for;
+//   finish(sums, memory, work, row, column0, half): 16 rows from `row` on, to C. Scales and bias are in the sums, which
+//     it may change; the warp has kSumBytes of shared memory at `memory`.
+//
+// A: of A's and B's elements. kBlocks: of a cluster, which have tiles side by side. Each loads its share of A's rows,
+// for all of them: 128x128 tiles of blocks on their own ask the L2 cache for more than it gives.
+template <class A, int kBlocks, class Ending>
+__global__ void __launch_bounds__(kThreads, 1)
+    wgmma_persistent_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_half_a,
+                            const __grid_constant__ CUtensorMap map_b, const typename Ending::Work work) {
+#ifdef FTBERT_WGMMA
+  using E = typename Ending::Element;
+  constexpr bool kScaled = sizeof(A) == 1;
+  constexpr int kStep = kStepBytes / sizeof(A);
+  constexpr int kStages = PersistentMemory<A>::kStages, kWarpBytes = PersistentMemory<A>::kWarpBytes;
+  extern __shared__ char unaligned_memory[];
+  char* const memory = unaligned_memory + (1024 - shared_address(unaligned_memory) % 1024) % 1024;
+  const uint32_t base = shared_address(memory);
+  const uint32_t full = base + kStages * kStageBytes + 8 * kWarpBytes, empty = full + 8 * kStages;
+  // As the compiler sees, the same for all lanes: what follows from it stays in uniform registers.
+  const int all_warps = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0), warpgroup = all_warps / 4;
+  const int first_item = static_cast<int>(blockIdx.x) / kBlocks, rank = static_cast<int>(blockIdx.x) % kBlocks;
+  const int step_items = static_cast<int>(gridDim.x) / kBlocks;
+
+  if (threadIdx.x == 0) {
+    prefetch_map(map_a);
+    prefetch_map(map_half_a);
+    prefetch_map(map_b);
+    for (int s = 0; s < kStages; ++s) {
+      barrier_init(full + 8 * s, 1);
+      barrier_init(empty + 8 * s, 4 * kBlocks);  // the warps that read a stage
+    }
+    barrier_init_fence();
+  }
+  __syncthreads();
+  if constexpr (kBlocks > 1) cluster_arrive();  // the barriers are there
+
+  if (warpgroup == 0) {
+    fewer_registers<24>();
+    if (threadIdx.x != 0) {
+      if constexpr (kBlocks > 1) cluster_arrived();
+      return;
+    }
+    const auto load_b = [&](int stage, const Piece& piece, int step) {
+      barrier_expect(full + 8 * stage, kStageBytes - (piece.is_whole ? 0 : kBytesA / 2));
+      tma_load(base + stage * kStageBytes + kBytesA, map_b, step * kStep, piece.column, full + 8 * stage);
+    };
+    const auto load_a = [&](int stage, const Piece& piece, int step) {
+      const CUtensorMap& map = piece.is_whole ? map_a : map_half_a;
+      const int rows = rank * (piece.is_whole ? kTileM : kTileM / 2) / kBlocks;
+      const uint32_t to = base + stage * kStageBytes + rows * 128;
+      if constexpr (kBlocks > 1)
+        tma_load_to_all(to, map, step * kStep, piece.row + rows, full + 8 * stage, kBlocks);
+      else
+        tma_load(to, map, step * kStep, piece.row, full + 8 * stage);
+    };
+    // Weights do not change while a model runs.
+    int ahead = 0;
+    for (int item = first_item, step = 0; item < work.items && ahead < kStages; ++ahead) {
+      load_b(ahead, piece_of<kBlocks>(work, item), step);
+      if (++step == work.k_steps) step = 0, item += step_items;
+    }
+    wait_for_inputs();
+    if constexpr (kBlocks > 1) cluster_arrived();
+    int stage = 0;
+    uint32_t parity = 1;  // a fresh stage is empty
+    for (int item = first_item; item < work.items; item += step_items) {
+      const Piece piece = piece_of<kBlocks>(work, item);
+      for (int step = 0; step < work.k_steps; ++step, --ahead) {
+        if (ahead <= 0) {
+          barrier_wait(empty + 8 * stage, parity);
+          load_b(stage, piece, step);
+        }
+        load_a(stage, piece, step);
+        if (++stage == kStages) stage = 0, parity ^= 1;
+      }
+    }
+    return;
+  }
+
+  // What is written below comes after A has come, so after the wait above.
+  more_registers<240>();
+  const int group = warpgroup - 1, warp = all_warps % 4, lane = threadIdx.x % 32;
+  char* const out = memory + kStages * kStageBytes + (group * 4 + warp) * kWarpBytes;
+  const E* const bias = reinterpret_cast<const E*>(out + kSumBytes);
+  float4* const factors = reinterpret_cast<float4*>(out + kSumBytes);
+  const int turn = 1 + group, other_turn = 2 - group;  // named barriers
+  if (group == 1) named_barrier_arrive(other_turn, 256);
+  if constexpr (kBlocks > 1) cluster_arrived();
+  int index = group;  // of the item among this block's
+  const auto compute = [&](auto halves, const Piece& piece) {
+    constexpr int kHalves = decltype(halves)::value;
+    const int64_t from = int64_t{index} * work.k_steps;
+    int stage = static_cast<int>(from % kStages), before = 0;
+    uint32_t parity = from / kStages % 2;
+    float sum[kHalves][kTileN / 8][4];
+    const auto release = [&](int s) {
+      if constexpr (kBlocks == 1) {
+        if (lane == 0) barrier_arrive(empty + 8 * s);
+      } else {
+        if (lane < kBlocks) barrier_arrive(empty + 8 * s, lane);
+      }
+    };
+
+    if constexpr (kScaled)
+      bring_factors<E>(work, piece.column, factors);
+    else
+      bring_bias<E>(work, piece.column, shared_address(bias));
+    Ending ending(work, piece.row + warp * 16, piece.column);
+    copy_async_wait<0>();
+    __syncwarp();
+    // While it waits for its turn. Sums that began undefined would be alive through the ending, which then spills.
+#pragma unroll
+    for (int j = 0; j < kTileN / 8; ++j) {
+      float b[2] = {};
+      if constexpr (!kScaled) Packed<E, 2>::load(bias + j * 8 + lane % 4 * 2).to_floats(b);
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half)
+        sum[half][j][0] = sum[half][j][2] = b[0], sum[half][j][1] = sum[half][j][3] = b[1];
+    }
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) warpgroup_keep(sum[half]);  // or they are made in between the products
+    named_barrier_wait(turn, 256);
+    int step = 0;
+    do {
+      barrier_wait(full + 8 * stage, parity);
+      const uint32_t at = base + stage * kStageBytes;
+      // A descriptor counts its address in units of 16 bytes.
+      const uint64_t a = matrix_descriptor<128>(at), b = matrix_descriptor<128>(at + kBytesA);
+      warpgroup_fence();
+#pragma unroll
+      for (int d = 0; d < kStepBytes / 32; ++d)
+#pragma unroll
+        for (int half = 0; half < kHalves; ++half)
+          warpgroup_multiply_nt<A>(sum[half], a + (half * 64 * 128 + d * 32) / 16, b + d * 32 / 16, true);
+      warpgroup_commit();
+      if (step > 0) {
+        warpgroup_wait<1>();
+        release(before);
+      }
+      before = stage;
+      if (++stage == kStages) stage = 0, parity ^= 1;
+    } while (++step < work.k_steps);
+    named_barrier_arrive(other_turn, 256);
+
+    warpgroup_wait();
+    release(before);
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      warpgroup_keep(sum[half]);
+      if constexpr (kScaled) apply_factors(sum[half], factors);
+      ending.finish(sum[half], out, work, piece.row + half * 64 + warp * 16, piece.column, half);
+      __syncwarp();
+    }
+  };
+  for (int item = first_item + group * step_items; item < work.items; index += 2, item += 2 * step_items) {
+    const Piece piece = piece_of<kBlocks>(work, item);
+    if (piece.is_whole)
+      compute(std::integral_constant<int, 2>{}, piece);
+    else
+      compute(std::integral_constant<int, 1>{}, piece);
+  }
+  if constexpr (kBlocks > 1) {  // nobody leaves while another block may arrive at its barriers
+    cluster_arrive();
+    cluster_arrived();
+  }
+#else
+  no_warpgroups();
+#endif
+}
+
+// Pairs' tiles side by side in a group: a wave's are near a square, so that they share the most of A and B.
+constexpr int kPairColumns = 6;
+
+// blocks: of a cluster.
+PersistentWork work_of(const Product& p, const ProductData& data, int sm_count, int blocks) {
+  const auto tiles_of = [](int64_t size, int64_t tile) { return static_cast<int>(over(size, tile)); };
+  const int rows = tiles_of(p.m, kTileM), columns = tiles_of(p.n, kTileN * blocks), at_once = sm_count / blocks;
+  const int group_columns = tiles_of(columns, blocks > 1 ? tiles_of(columns, kPairColumns) : 1);
+  PersistentWork work{.m = p.m,
+                      .n = static_cast<int>(p.n),
+                      .k_steps = tiles_of(p.k * bytes_of(p.a), kStepBytes),
+                      .columns = columns,
+                      .group_columns = group_columns,
+                      .group_tiles = group_columns * rows,
+                      .bias = data.bias,
+                      .c = data.c};
+  const int tiles = columns * rows, rest = tiles % at_once;  // of the last wave
+  const int last_columns = columns - (tiles_of(columns, group_columns) - 1) * group_columns;
+  const int single = (p.m - 1) % kTileM < kTileM / 2 ? std::min(rest, last_columns) : 0;
+  const int paired = 2 * (rest - single);
+  if (paired + single <= at_once)
+    work.whole = tiles - rest, work.paired = paired, work.items = work.whole + paired + single;
+  else
+    work.whole = work.items = tiles;
+  return work;
+}
+
+ScaledWork scaled_work_of(const Product& p, const ProductData& data, int sm_count, int blocks) {
+  return {work_of(p, data, sm_count, blocks), scales_of(p, data)};
+}
+
+template <int kBlocks_>
+struct PersistentShape {
+  static constexpr int kTileM = 128, kTileN = 128, kSplit = 1, kBlocks = kBlocks_;
+  static constexpr std::string_view kKind = kBlocks == 1 ? "" : "pairs";
+};
+struct PersistentShapes : ShapeList<PersistentShape<1>, PersistentShape<2>> {
+  static constexpr int kBlocks[] = {1, 2};
+};
+
+// Work: with the PersistentWork of that variant. A: of A's and B's elements.
+template <class A, class Ending>
+void launch_persistent(const Context<Cuda>& context, const char* name, int variant, const Product& p,
+                       const ProductData& data, const typename Ending::Work& work) {
+  PersistentShapes::with(variant, [&](auto shape) {
+    constexpr int kBlocks = decltype(shape)::kBlocks;
+    launch_overlapped(context, name, wgmma_persistent_kernel<A, kBlocks, Ending>,
+                      std::min(work.items, context.sm_count / kBlocks) * kBlocks, kThreads, PersistentMemory<A>::kBytes,
+                      kBlocks, tensor_map(data.a, p.a, p.m, p.k, kTileM / kBlocks),
+                      tensor_map(data.a, p.a, p.m, p.k, kTileM / 2 / kBlocks),
+                      tensor_map(data.b, p.b, p.n, p.k, kTileN), work);
+  });
+}
+
+}  // namespace
+}  // namespace ftbert

@@ -1,0 +1,174 @@
+// Products for up to some 4000 rows on Hopper: one tile of C a block, and nothing of such a product takes long but
+// getting started and getting done. One thread asks the tensor memory accelerator for tiles; warpgroups multiply
+// (wgmma), for other rows each or in turns for the next 128 bytes of k. The thread asks for weights while the kernel
+// ahead still runs, and for A as soon as that has ended. Blocks with at most half of a multiprocessor's shared memory
+// come in twos; those with more have one to themselves.
+//
+// A warpgroup instruction for few columns takes no longer than the instructions around it: the loop over k is written
+// out for all stages, so that only constants differ between them, with addresses in uniform registers. Where k is
+// divided, over warpgroups or blocks of a cluster, each part finishes some of the tile's columns: it is sent the
+// others' sums of these, in the layout of the registers they come from, and nobody waits for more than that.
+#include "gemm/gpu/guessed_time.h"
+#include "gemm/hopper/wgmma_tile.cuh"
+
+namespace ftbert {
+namespace {
+
+struct PlainArguments {
+  const void* bias;
+  void* c;
+  Activation activation;
+};
+
+// Bias and activation.
+template <class E, class Shape>
+struct Plain {
+  using Arguments = PlainArguments;
+  static constexpr int kVectors = 0;
+
+  const Arguments& arguments;
+  const TileWork& work;
+  int64_t row0 = 0;
+  int column0 = 0;
+  float2 bias[Shape::kEights];
+
+  __device__ Plain(const Arguments& arguments, const TileWork& work) : arguments(arguments), work(work) {}
+
+  __device__ void look_ahead(int64_t row, int first_column) {
+    row0 = row, column0 = first_column;
+#pragma unroll
+    for (int j = 0; j < Shape::kEights; ++j) {
+      const int column = column0 + j * 8 + threadIdx.x % 4 * 2;
+      float b[2] = {};
+      if (arguments.bias && column < work.n)
+        Packed<E, 2>::load(static_cast<const E*>(arguments.bias) + column).to_floats(b);
+      bias[j] = {b[0], b[1]};
+    }
+  }
+
+  __device__ void finish(const float (&sums)[Shape::kEights][4], const float*, char* area) {
+    stage_rows<E, Shape>(area, [&](int j, int c) { return sums[j][c] + (c % 2 ? bias[j].y : bias[j].x); });
+    with_activation(arguments.activation, [&](auto kind) {
+      store_rows<E, decltype(kind)::value, Shape>(area, work, arguments.c, row0, column0);
+    });
+  }
+};
+
+// Bias, activation and gate.
+template <class E, class Shape>
+struct Gated : Plain<E, Shape> {
+  __device__ Gated(const PlainArguments& arguments, const TileWork& work) : Plain<E, Shape>(arguments, work) {}
+
+  __device__ void finish(const float (&sums)[Shape::kEights][4], const float*, char* area) {
+    stage_rows<E, Shape>(area, [&](int j, int c) { return sums[j][c] + (c % 2 ? this->bias[j].y : this->bias[j].x); });
+    with_activation(this->arguments.activation, [&](auto kind) {
+      store_gated_rows<E, decltype(kind)::value, Shape>(area, this->work, this->arguments.c, this->row0, this->column0);
+    });
+  }
+};
+
+void run(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data) {
+  if (p.a == DType::e4m3) return run_tile_e4m3(context, variant, p, data);
+  const PlainArguments arguments{data.bias, data.c, p.epilogue.activation};
+  if (p.epilogue.gate == Gate::pairs) return run_tile<Gated>(context, "kernel wgmma_tile", variant, p, data, arguments);
+  run_tile<Plain>(context, "kernel wgmma_tile", variant, p, data, arguments);
+}
+
+bool supports(const Gpu& gpu, int variant, const Product& p) {
+  if (!has_warpgroups(gpu.capability)) return false;
+  const int64_t most_rows = 32 * TileShapes::kVariants[variant].tile.rows;  // from there on wgmma_persistent is faster
+  const bool e4m3 = is_e4m3_linear(p);
+  return (e4m3 ? is_gelu_or_gate(p.epilogue) : is_16_bit_linear(p)) && !p.epilogue.residual_norm && p.m <= most_rows &&
+         p.n % (e4m3 || p.epilogue.gate != Gate::none ? 16 : 8) == 0 && p.k % (e4m3 ? 16 : 8) == 0 &&
+         std::max(p.n, p.k) < (1 << 24) && over(p.k * bytes_of(p.a), kStepBytes) >= TileShapes::kParts[variant];
+}
+
+int64_t blocks_of(int variant, const Product& p) {
+  const Tile tile = TileShapes::kVariants[variant].tile;
+  return over(p.m, tile.rows) * over(p.n, tile.columns) * tile.split;
+}
+
+// Up to few_rows_of, or -1: the narrowest tile with which every block has a multiprocessor of its own, and up to 128
+// rows leaves some free, on which the next kernel begins; where k is long, first one that divides it. On an H200 layers
+// of BERT-base, BERT-large and MiniLM-L6 in fp16 took 0.96 to 1.07 times as long as with products that were chosen in
+// layers for each size, 1.013 times in the mean of 57 sizes.
+int few_rows_variant(const Gpu& gpu, const Product& p) {
+  const auto fits = [&](int variant, double share) {
+    return supports(gpu, variant, p) && static_cast<double>(blocks_of(variant, p)) <= share * gpu.sm_count;
+  };
+  if (p.m > few_rows_of(p)) return -1;
+  const int64_t k_bytes = p.k * bytes_of(p.a);
+  const bool short_k = k_bytes <= 8 * kStepBytes, long_k = k_bytes >= 32 * kStepBytes;
+  if (p.m <= 256 && (p.k > p.n || (long_k && p.k == p.n))) {
+    const int variant = k_bytes < 16 * kStepBytes ? -1
+                        : !long_k                 ? TileShapes::variant_of<InTwos<64, 4>>()
+                        : p.m <= 128              ? TileShapes::variant_of<Single<96, 4>>()
+                                                  : TileShapes::variant_of<Single<48, 2>>();
+    if (variant >= 0 && fits(variant, 1)) return variant;
+  }
+  const bool in_twos = short_k && p.m <= 256;
+  const int narrow[] = {
+      in_twos ? TileShapes::variant_of<InTwos<32, 1>>() : TileShapes::variant_of<KShared<32>>(),
+      in_twos ? TileShapes::variant_of<InTwos<48, 1>>() : TileShapes::variant_of<KShared<48>>(),
+      in_twos ? TileShapes::variant_of<InTwos<64, 1>>() : TileShapes::variant_of<KShared<64>>(),
+      in_twos ? TileShapes::variant_of<InTwos<96, 1>>() : TileShapes::variant_of<KShared<96>>(),
+      TileShapes::variant_of<Tall<64>>(),
+      TileShapes::variant_of<Tall<96>>(),
+      TileShapes::variant_of<Tall<128>>(),
+      TileShapes::variant_of<Tall<192>>(),
+  };
+  const bool with_96 = p.m <= 192 || long_k;
+  const double share = long_k || p.k > p.n ? 1 : short_k ? (in_twos ? 0.75 : 0.9) : p.m <= 128 ? 0.6 : 1;
+  for (const double limit : {share, 1.0})
+    for (const int variant : narrow)
+      if ((with_96 || variant != TileShapes::variant_of<KShared<96>>()) && fits(variant, limit)) return variant;
+  return -1;
+}
+
+// In any number of waves, of two blocks a multiprocessor where they come in twos. The lines were fitted to 11 shapes of
+// BERT-base, BERT-large, MiniLM-L6 and a gated layer with 32 to 2048 rows (H100). What they choose, wgmma_persistent
+// included, takes 1.03 times as long as the fastest of all variants in the geometric mean, and at most 1.34 times.
+OwnGuess guess_e4m3(const Gpu& gpu, const Product& p) {
+  static constexpr struct {
+    TimeLine line;
+    int blocks;
+  } kLines[] = {
+      {{TileShapes::variant_of<InTwos<32, 1>>(), 0, 0.146, 0.741, 0.266, 3.004}, 2},
+      {{TileShapes::variant_of<InTwos<96, 1>>(), 0, 0.238, 2.226, 0.796, 1.13}, 2},
+      {{TileShapes::variant_of<InTwos<32, 4>>(), 0.647, 0.071, 0.259, 0.393, 9.495}, 2},
+      {{TileShapes::variant_of<KShared<32>>(), 0.149, 0.106, 0.828, 0.38, 2.523}, 1},
+      {{TileShapes::variant_of<KShared<48>>(), 0, 0.133, 1.01, 0.522, 2.096}, 1},
+  };
+  OwnGuess best;
+  for (const auto& [line, blocks] : kLines) {
+    if (!supports(gpu, line.variant, p)) continue;
+    const int64_t waves = over(blocks_of(line.variant, p), gpu.sm_count * blocks);
+    if (const double us = microseconds(line, static_cast<double>(waves), p); us < best.us) best = {line.variant, us};
+  }
+  return best;
+}
+
+// Of 16 bits in one wave only.
+OwnGuess guess(const Gpu& gpu, const Product& p) {
+  static constexpr TimeLine kLines[] = {
+      {TileShapes::variant_of<KShared<64>>(), 2.25, 0.115, 0, 0.43, 0},
+      {TileShapes::variant_of<KShared<96>>(), 2.53, 0.136, 0, 0.65, 0},
+      {TileShapes::variant_of<Tall<64>>(), 2.37, 0.175, 0, 0.43, 0},
+      {TileShapes::variant_of<Tall<96>>(), 2.65, 0.241, 0, 0.65, 0},
+      {TileShapes::variant_of<Tall<128>>(), 2.79, 0.303, 0, 0.87, 0},
+  };
+  if (p.a == DType::e4m3) return guess_e4m3(gpu, p);
+  if (const int few = few_rows_variant(gpu, p); few >= 0) return {few, 0};
+  OwnGuess best;
+  for (const TimeLine& line : kLines) {
+    if (!supports(gpu, line.variant, p) || blocks_of(line.variant, p) > gpu.sm_count) continue;
+    if (const double us = microseconds(line, 1, p); us < best.us) best = {line.variant, us};
+  }
+  return best;
+}
+
+}  // namespace
+
+const OwnKernel wgmma_tile{"wgmma_tile", TileShapes::kVariants, supports, guess, run};
+
+}  // namespace ftbert
