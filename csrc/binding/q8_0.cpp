@@ -7,7 +7,7 @@
 #include "binding/tensors.h"
 #include "core/check.h"
 #include "core/q8_0.h"
-#include "gemm/own/q8_0_panels.h"
+#include "gemm/cpu/q8_0_panels.h"
 
 namespace ftbert::binding {
 namespace {

@@ -13,7 +13,7 @@ namespace ftbert::binding {
 
 // oneDNN through ATen's dispatcher, with weights repacked once at load: 220 GFLOP/s from m=32 up on two Zen 4 cores,
 // where at::linear (MKL) gives 120-200, and 430 with weights packed in bf16, where a product's operands are rounded and
-// its sums are not. On AVX2, and without oneDNN in this PyTorch: panels of our own (gemm/own/panel_product_cpu.cpp).
+// its sums are not. On AVX2, and without oneDNN in this PyTorch: panels of our own (gemm/cpu/panel_product_cpu.cpp).
 class TorchProducts : public CpuProducts {
  public:
   // One of a few sizes, of which in bf16 a thread may take its share: a kernel that oneDNN compiles for an m takes 0.8

@@ -46,7 +46,7 @@ struct Int8Product {
 };
 inline constexpr int64_t kMostInt8Depth = (int64_t{1} << 31) / (255 * 128);
 
-// out [m, n] = act(a @ weight^T + bias), the weight in q8_0, packed by pack_q8_0 (gemm/own/q8_0_panels.h). Rows of `a`
+// out [m, n] = act(a @ weight^T + bias), the weight in q8_0, packed by pack_q8_0 (gemm/cpu/q8_0_panels.h). Rows of `a`
 // are stored as Q8_1 first: int8 with a scale for each 32 neighbours (kernels/elementwise/q8_1_row.h). Sums of a block
 // are exact, and added up in float in one order, so that all instruction sets, and all m, make the same of a row.
 struct Q8Product {

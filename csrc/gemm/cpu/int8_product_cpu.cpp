@@ -13,8 +13,8 @@
 #include "device/amx.h"
 #include "device/parallel_cpu.h"
 #include "device/simd_math.h"
-#include "gemm/own/int8_panels.h"
-#include "gemm/own/panel_tiles.h"
+#include "gemm/cpu/int8_panels.h"
+#include "gemm/cpu/panel_tiles.h"
 #include "kernels/isa.h"
 
 namespace ftbert::FTBERT_ISA {

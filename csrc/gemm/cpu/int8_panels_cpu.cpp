@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "device/parallel_cpu.h"
-#include "gemm/own/int8_panels.h"
+#include "gemm/cpu/int8_panels.h"
 #include "kernels/isa.h"
 
 namespace ftbert::FTBERT_ISA {

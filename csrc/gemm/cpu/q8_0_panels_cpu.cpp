@@ -2,7 +2,7 @@
 #include <cstring>
 
 #include "device/parallel_cpu.h"
-#include "gemm/own/q8_0_panels.h"
+#include "gemm/cpu/q8_0_panels.h"
 
 namespace ftbert {
 namespace {

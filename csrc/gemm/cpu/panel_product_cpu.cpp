@@ -8,7 +8,7 @@
 
 #include "device/parallel_cpu.h"
 #include "device/simd_math.h"
-#include "gemm/own/panel_tiles.h"
+#include "gemm/cpu/panel_tiles.h"
 #include "kernels/isa.h"
 
 namespace ftbert::FTBERT_ISA {

@@ -6,8 +6,8 @@
 
 #include "device/parallel_cpu.h"
 #include "device/q8_0_products.h"
-#include "gemm/own/panel_tiles.h"
-#include "gemm/own/q8_0_panels.h"
+#include "gemm/cpu/panel_tiles.h"
+#include "gemm/cpu/q8_0_panels.h"
 #include "kernels/elementwise/q8_1_row.h"
 #include "kernels/isa.h"
 
