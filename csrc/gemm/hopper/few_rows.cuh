@@ -11,6 +11,7 @@
 // of 2 KB.
 #pragma once
 #include "device/launch.cuh"
+#include "device/ring.cuh"
 #include "gemm/hopper/few_rows_storage.cuh"
 
 namespace ftbert {
@@ -25,6 +26,11 @@ constexpr int kRooms = 8, kRoomRows = 16;
 constexpr int kMostApartSteps = 20;
 constexpr int kFewRowsReaders = 32 * kFewRowsWarps, kFewRowsThreads = kFewRowsReaders + 32;
 
+// The ring of b's chunks; and of rooms, which all readers fill and the warp that adds up empties. Every lane arrives:
+// behind one lane's arrival racecheck reports what the others have read as a race, and it was no faster (H100).
+using ChunkRing = Ring<kMostStages, kFewRowsReaders>;
+using RoomRing = Ring<kRooms, 32, kFewRowsReaders>;
+
 template <class Storage, class E>
 __device__ bool multiplies_apart(const FewRows<E>& work) {
   return work.k / Storage::kStep <= kMostApartSteps;
@@ -32,9 +38,8 @@ __device__ bool multiplies_apart(const FewRows<E>& work) {
 
 // What a block has in shared memory beside the ring and the rows of a, which lie where the kernel says.
 struct FewRowsShared {
-  // Barriers. At empty, parted and summed every lane arrives: behind one lane's arrival racecheck reports what the
-  // others have read as a race, and it was no faster (H100).
-  uint64_t full[kMostStages], empty[kMostStages], parted[kRooms], summed[kRooms], brought;
+  // Barriers of a ChunkRing, of a RoomRing, and of prepared rows of a.
+  uint64_t chunks[2 * kMostStages], rooms[2 * kRooms], brought;
   int tiles[kMostStages];  // whose chunk a stage of the ring has
   __align__(8) float parts[kRoomRows * kFewRowsWarps * kTileRows];
   float mean[kFewRowsWarps], squares[kFewRowsWarps];  // of rows of a
@@ -42,25 +47,15 @@ struct FewRowsShared {
   // Of all threads of the block.
   __device__ void begin(int stages) {
     if (threadIdx.x == 0) {
-      for (int i = 0; i < stages; ++i)
-        barrier_init(shared_address(full + i), 1), barrier_init(shared_address(empty + i), kFewRowsReaders);
-      for (int i = 0; i < kRooms; ++i)
-        barrier_init(shared_address(parted + i), kFewRowsReaders), barrier_init(shared_address(summed + i), 32);
+      chunk_ring(stages).init();
+      room_ring(kRooms).init();
       barrier_init(shared_address(&brought), 1);
       barrier_init_fence();
     }
     __syncthreads();
   }
-};
-
-// Where a warp is in the ring.
-struct RingPlace {
-  int stages, stage = 0;
-  uint32_t parity = 0;
-
-  __device__ void next() {
-    if (++stage == stages) stage = 0, parity ^= 1;
-  }
+  __device__ ChunkRing chunk_ring(int stages) const { return {shared_address(chunks), stages}; }
+  __device__ RoomRing room_ring(int count) const { return {shared_address(rooms), count}; }
 };
 
 // Of the threads that share a row of a, `threads` (64 or more) of the block's readers, which all come here. partial
@@ -200,30 +195,28 @@ __device__ int next_tile(const FewRows<E>& work, int tile) {
 template <class Storage, class E>
 __device__ void ask_for_tiles(const FewRows<E>& work, FewRowsShared& beside, const char* ring) {
   const int steps = work.k / Storage::kStep, tiles = work.n / kTileRows;
-  RingPlace place{work.stages};
-  bool full_once = false;
+  ChunkRing chunks = beside.chunk_ring(work.stages);
   // ask(stage): what comes there, of a tile.
   const auto in_turn = [&](int tile, const auto& ask) {
-    if (full_once) barrier_wait(shared_address(beside.empty + place.stage), place.parity ^ 1);
-    if (threadIdx.x % 32 == 0) beside.tiles[place.stage] = tile;
-    ask(place.stage);
+    chunks.wait_empty();
+    if (threadIdx.x % 32 == 0) beside.tiles[chunks.stage] = tile;
+    ask(chunks.stage);
     __syncwarp();
-    place.next();
-    full_once = full_once || place.stage == 0;
+    chunks.next();
   };
   for (int tile = blockIdx.x; tile < tiles;) {
     const int next = next_tile(work, tile);
     for (int first = 0; first < steps; first += Storage::kChunkSteps)
       in_turn(tile, [&](int stage) {
         Storage::ask(work, tile, first, min(Storage::kChunkSteps, steps - first),
-                     shared_address(ring + stage * Storage::kChunk), shared_address(beside.full + stage));
+                     shared_address(ring + stage * Storage::kChunk), chunks.full(stage));
       });
     tile = __shfl_sync(~0u, next, 0);
   }
   grid_wait();
   grid_let_go();
   in_turn(tiles, [&](int stage) {
-    if (threadIdx.x % 32 == 0) barrier_arrive(shared_address(beside.full + stage));
+    if (threadIdx.x % 32 == 0) barrier_arrive(chunks.full(stage));
   });
 }
 
@@ -260,21 +253,20 @@ __device__ void multiply_tiles_apart(const FewRows<E>& work, FewRowsShared& besi
                                      float2 addend) {
   static_assert(kMostApartSteps <= Storage::kChunkSteps);
   const int warp = threadIdx.x / 32, steps = work.k / Storage::kStep;
-  RingPlace place{work.stages};
-  for (int turn = 0;; ++turn, place.next()) {
-    // All warps, whose chunk it is or not: a barrier tells two phases apart, not three.
-    barrier_wait(shared_address(beside.full + place.stage), place.parity);
-    const int tile = beside.tiles[place.stage];
+  ChunkRing chunks = beside.chunk_ring(work.stages);
+  for (int turn = 0;; ++turn, chunks.next()) {
+    chunks.wait_full();  // all warps, whose chunk it is or not: a barrier tells two phases apart, not three
+    const int tile = beside.tiles[chunks.stage];
     if (tile * kTileRows >= work.n) return;
     if (turn % kFewRowsWarps == warp) {
       if (turn > 0) addend = addend_of_sums(work, tile);
-      const char* const from = ring + place.stage * Storage::kChunk;
+      const char* const from = ring + chunks.stage * Storage::kChunk;
       float sums[4] = {};
 #pragma unroll 3
       for (int at = 0; at < steps; ++at) Storage::add(work, from, rows, at, at, sums);
       store_sums(work, tile, float2{addend.x + sums[0], addend.y + sums[1]});
     }
-    barrier_arrive(shared_address(beside.empty + place.stage));
+    chunks.release(chunks.stage);
   }
 }
 
@@ -283,24 +275,25 @@ template <class Storage, class E>
 __device__ void multiply_tiles(const FewRows<E>& work, FewRowsShared& beside, const char* ring, char* rows,
                                float2 addend) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int steps = work.k / Storage::kStep, rooms = min(kRooms, kRoomRows / work.m);
-  const auto part = [&](int room, int of_warp) {
-    return reinterpret_cast<float2*>(beside.parts + (room * kFewRowsWarps + of_warp) * work.m * kTileRows) + lane;
-  };
+  const int steps = work.k / Storage::kStep;
   const bool has_sums = lane / 4 < work.m;
-  RingPlace place{work.stages};
+  ChunkRing chunks = beside.chunk_ring(work.stages);
+  RoomRing room = beside.room_ring(min(kRooms, kRoomRows / work.m));
+  const auto part = [&](int of_warp) {
+    return reinterpret_cast<float2*>(beside.parts + (room.stage * kFewRowsWarps + of_warp) * work.m * kTileRows) + lane;
+  };
   for (int turn = 0;; ++turn) {
     const bool adds_up = turn % kFewRowsWarps == warp;
     int tile;
     float sums[4] = {};
     for (int first = 0; first < steps; first += Storage::kChunkSteps) {
-      barrier_wait(shared_address(beside.full + place.stage), place.parity);
+      chunks.wait_full();
       if (first == 0) {
-        tile = beside.tiles[place.stage];
+        tile = beside.tiles[chunks.stage];
         if (tile * kTileRows >= work.n) return;
         if (adds_up && turn > 0) addend = addend_of_sums(work, tile);
       }
-      const char* const from = ring + place.stage * Storage::kChunk;
+      const char* const from = ring + chunks.stage * Storage::kChunk;
       const int there = steps - first;
       const auto add = [&](int at) { Storage::add(work, from, rows, first + at, at, sums); };
       if (there >= Storage::kChunkSteps) {
@@ -310,23 +303,24 @@ __device__ void multiply_tiles(const FewRows<E>& work, FewRowsShared& beside, co
 #pragma unroll 1
         for (int at = warp; at < there; at += kFewRowsWarps) add(at);
       }
-      barrier_arrive(shared_address(beside.empty + place.stage));
-      place.next();
+      chunks.release(chunks.stage);
+      chunks.next();
     }
-    const int room = turn % rooms, parity_of_room = turn / rooms % 2;
-    if (turn >= rooms) barrier_wait(shared_address(beside.summed + room), parity_of_room ^ 1);
-    if (has_sums) *part(room, warp) = {sums[0], sums[1]};
-    barrier_arrive(shared_address(beside.parted + room));
-    if (!adds_up) continue;
-    barrier_wait(shared_address(beside.parted + room), parity_of_room);
-    float2 x = addend;
+    room.wait_empty();
+    if (has_sums) *part(warp) = {sums[0], sums[1]};
+    barrier_arrive(room.full(room.stage));
+    if (adds_up) {
+      room.wait_full();
+      float2 x = addend;
 #pragma unroll
-    for (int i = 0; i < kFewRowsWarps; ++i) {
-      const float2 theirs = has_sums ? *part(room, i) : float2{};
-      x.x += theirs.x, x.y += theirs.y;
+      for (int i = 0; i < kFewRowsWarps; ++i) {
+        const float2 theirs = has_sums ? *part(i) : float2{};
+        x.x += theirs.x, x.y += theirs.y;
+      }
+      room.release(room.stage);
+      store_sums(work, tile, x);
     }
-    barrier_arrive(shared_address(beside.summed + room));
-    store_sums(work, tile, x);
+    room.next();
   }
 }
 

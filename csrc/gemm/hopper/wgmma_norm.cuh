@@ -19,6 +19,7 @@
 #include "device/e4m3.cuh"
 #include "device/launch.cuh"
 #include "device/mma.cuh"
+#include "device/ring.cuh"
 #include "device/tma.cuh"
 #include "device/vector.cuh"
 #include "device/wgmma.cuh"
@@ -110,8 +111,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       reinterpret_cast<float4*>(memory + kStages * Shape::kStageBytes + kBuffers * Shape::kTileBytes);
   float2* const bias = reinterpret_cast<float2*>(vectors + kTileN / 2);
   float4* const factors = vectors + kTileN / 2;
-  const uint32_t full = tiles + kBuffers * Shape::kTileBytes + Shape::kVectorBytes, empty = full + 8 * kStages;
-  const uint32_t arrived = empty + 8 * kStages, gone = arrived + 8 * kTurns;
+  Ring<kStages, Shape::kWarps> ring{tiles + kBuffers * Shape::kTileBytes + Shape::kVectorBytes};
+  const uint32_t arrived = ring.barriers + ring.kBytes, gone = arrived + 8 * kTurns;  // of residuals
   // As the compiler sees, the same for all lanes: what follows from it stays in uniform registers.
   const int all_warps = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0), warpgroup = all_warps / 4;
   // A block's tiles all have the same columns.
@@ -125,10 +126,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     prefetch_map(maps.in);
     prefetch_map(maps.out);
     if constexpr (Maps::kKeepSum) prefetch_map(maps.copy);
-    for (int s = 0; s < kStages; ++s) {
-      barrier_init(full + 8 * s, 1);
-      barrier_init(empty + 8 * s, Shape::kWarps);
-    }
+    ring.init();
     for (int t = 0; t < kTurns; ++t) barrier_init(arrived + 8 * t, 1);
     for (int t = 0; t < kBuffers; ++t) barrier_init(gone + 8 * t, Shape::kWarps);
     barrier_init_fence();
@@ -165,28 +163,21 @@ __global__ void __launch_bounds__(kThreads, 1)
         tma_prefetch(maps.in, column + c * 64, tile * Shape::kTileM);
     };
     if (threadIdx.x == 0) {
-      const int own = (work.row_tiles - first + step_tiles - 1) / step_tiles,
-                at_once = min(own * work.k_steps, kStages);
-      const auto load_b = [&](int stage, int step) {
-        barrier_expect(full + 8 * stage, Shape::kStageBytes);
-        tma_load(base + stage * Shape::kStageBytes + Shape::kBytesA, maps.b, step * kStep, column, full + 8 * stage);
+      const auto ask_b = [&](int stage, const StepsOfTiles& at) {
+        barrier_expect(ring.full(stage), Shape::kStageBytes);
+        tma_load(base + stage * Shape::kStageBytes + Shape::kBytesA, maps.b, at.step * kStep, column, ring.full(stage));
       };
-      for (int s = 0; s < at_once; ++s) load_b(s, s % work.k_steps);
+      int before_residual = 0;
+      const auto ask_a = [&](int stage, const StepsOfTiles& at) {
+        tma_load(base + stage * Shape::kStageBytes, maps.a, at.step * kStep, at.tile * Shape::kTileM, ring.full(stage));
+        if (--before_residual == 0) bring_residual(0, first);  // the products begin without it
+      };
+      const StepsOfTiles steps{work.k_steps, first, work.row_tiles, step_tiles};
+      const int ahead = feed_weights(ring, steps, ask_b);
       prefetch_residual(first);
       wait_for_inputs();
-      int stage = 0, loads = 0;
-      uint32_t parity = 1;  // a fresh stage is empty
-      for (int tile = first; tile < work.row_tiles; tile += step_tiles) {
-        for (int step = 0; step < work.k_steps; ++step, ++loads) {
-          if (loads >= kStages) {
-            barrier_wait(empty + 8 * stage, parity);
-            load_b(stage, step);
-          }
-          tma_load(base + stage * Shape::kStageBytes, maps.a, step * kStep, tile * Shape::kTileM, full + 8 * stage);
-          if (loads == at_once - 1) bring_residual(0, first);  // the products begin without it
-          if (++stage == kStages) stage = 0, parity ^= 1;
-        }
-      }
+      before_residual = ahead;
+      feed(ring, steps, ahead, ask_b, ask_a);
     } else if (threadIdx.x == 32) {
       prefetch_residual(first + step_tiles);
       int index = 1;
@@ -206,12 +197,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (!kTogether && group == 1) named_barrier_arrive(other_turn, 256);
   int index = kTogether ? 0 : group;  // of the tile among this block's
   for (int tile = first + index * step_tiles; tile < work.row_tiles;) {
-    const int64_t from = int64_t{index} * work.k_steps;
-    int stage = static_cast<int>(from % kStages), before = 0;
-    uint32_t parity = from / kStages % 2;
+    ring.go_to(int64_t{index} * work.k_steps);
+    int before = 0;
     float sum[kHalves][kTileN / 8][4];
     const auto release = [&](int s) {
-      if (lane == 0) barrier_arrive(empty + 8 * s);
+      if (lane == 0) ring.release(s);
     };
 
     // While it waits for its turn or the inputs.
@@ -228,8 +218,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     if (!kTogether) named_barrier_wait(turn, 256);
     for (int step = 0; step < work.k_steps; ++step) {
-      barrier_wait(full + 8 * stage, parity);
-      const uint32_t at = base + stage * Shape::kStageBytes;
+      ring.wait_full();
+      const uint32_t at = base + ring.stage * Shape::kStageBytes;
       // A descriptor counts its address in units of 16 bytes.
       const uint64_t a = matrix_descriptor<128>(at + (kTogether ? group * 64 * 128 : 0));
       const uint64_t b = matrix_descriptor<128>(at + Shape::kBytesA);
@@ -244,8 +234,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         warpgroup_wait<1>();
         release(before);
       }
-      before = stage;
-      if (++stage == kStages) stage = 0, parity ^= 1;
+      before = ring.next();
     }
     if (!kTogether) named_barrier_arrive(other_turn, 256);
     warpgroup_wait();

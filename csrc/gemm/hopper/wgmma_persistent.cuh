@@ -7,6 +7,7 @@
 #include "device/activation.cuh"
 #include "device/launch.cuh"
 #include "device/mma.cuh"
+#include "device/ring.cuh"
 #include "device/tensor_map.h"
 #include "device/tma.cuh"
 #include "device/vector.cuh"
@@ -65,6 +66,23 @@ __device__ Piece piece_of(const PersistentWork& work, int item) {
   const int column = (first + in_group % columns) * kBlocks + static_cast<int>(blockIdx.x) % kBlocks;
   return {row, column * kTileN, half < 0};
 }
+
+// The steps of a block's items, one after the other.
+template <int kBlocks>
+struct StepsOfItems {
+  const PersistentWork& work;
+  int item, step_items, step = 0;
+  Piece piece;
+
+  __device__ StepsOfItems(const PersistentWork& work, int first_item, int step_items)
+      : work(work), item(first_item), step_items(step_items), piece(piece_of<kBlocks>(work, first_item)) {}
+  __device__ bool more() const { return item < work.items; }
+  __device__ void next() {
+    if (++step < work.k_steps) return;
+    step = 0, item += step_items;
+    if (more()) piece = piece_of<kBlocks>(work, item);
+  }
+};
 
 // kTileN elements of the bias from column0 on, to shared memory, asynchronously; zeros beyond n, and where there is no
 // bias.
@@ -152,7 +170,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ char unaligned_memory[];
   char* const memory = unaligned_memory + (1024 - shared_address(unaligned_memory) % 1024) % 1024;
   const uint32_t base = shared_address(memory);
-  const uint32_t full = base + kStages * kStageBytes + 8 * kWarpBytes, empty = full + 8 * kStages;
+  Ring<kStages, 4 * kBlocks> ring{base + kStages * kStageBytes + 8 * kWarpBytes};  // readers: warps of all blocks
   // As the compiler sees, the same for all lanes: what follows from it stays in uniform registers.
   const int all_warps = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0), warpgroup = all_warps / 4;
   const int first_item = static_cast<int>(blockIdx.x) / kBlocks, rank = static_cast<int>(blockIdx.x) % kBlocks;
@@ -162,10 +180,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     prefetch_map(map_a);
     prefetch_map(map_half_a);
     prefetch_map(map_b);
-    for (int s = 0; s < kStages; ++s) {
-      barrier_init(full + 8 * s, 1);
-      barrier_init(empty + 8 * s, 4 * kBlocks);  // the warps that read a stage
-    }
+    ring.init();
     barrier_init_fence();
   }
   __syncthreads();
@@ -177,40 +192,24 @@ __global__ void __launch_bounds__(kThreads, 1)
       if constexpr (kBlocks > 1) cluster_arrived();
       return;
     }
-    const auto load_b = [&](int stage, const Piece& piece, int step) {
-      barrier_expect(full + 8 * stage, kStageBytes - (piece.is_whole ? 0 : kBytesA / 2));
-      tma_load(base + stage * kStageBytes + kBytesA, map_b, step * kStep, piece.column, full + 8 * stage);
+    const auto ask_b = [&](int stage, const StepsOfItems<kBlocks>& at) {
+      barrier_expect(ring.full(stage), kStageBytes - (at.piece.is_whole ? 0 : kBytesA / 2));
+      tma_load(base + stage * kStageBytes + kBytesA, map_b, at.step * kStep, at.piece.column, ring.full(stage));
     };
-    const auto load_a = [&](int stage, const Piece& piece, int step) {
-      const CUtensorMap& map = piece.is_whole ? map_a : map_half_a;
-      const int rows = rank * (piece.is_whole ? kTileM : kTileM / 2) / kBlocks;
+    const auto ask_a = [&](int stage, const StepsOfItems<kBlocks>& at) {
+      const CUtensorMap& map = at.piece.is_whole ? map_a : map_half_a;
+      const int rows = rank * (at.piece.is_whole ? kTileM : kTileM / 2) / kBlocks;
       const uint32_t to = base + stage * kStageBytes + rows * 128;
       if constexpr (kBlocks > 1)
-        tma_load_to_all(to, map, step * kStep, piece.row + rows, full + 8 * stage, kBlocks);
+        tma_load_to_all(to, map, at.step * kStep, at.piece.row + rows, ring.full(stage), kBlocks);
       else
-        tma_load(to, map, step * kStep, piece.row, full + 8 * stage);
+        tma_load(to, map, at.step * kStep, at.piece.row, ring.full(stage));
     };
-    // Weights do not change while a model runs.
-    int ahead = 0;
-    for (int item = first_item, step = 0; item < work.items && ahead < kStages; ++ahead) {
-      load_b(ahead, piece_of<kBlocks>(work, item), step);
-      if (++step == work.k_steps) step = 0, item += step_items;
-    }
+    const StepsOfItems<kBlocks> steps(work, first_item, step_items);
+    const int ahead = feed_weights(ring, steps, ask_b);
     wait_for_inputs();
     if constexpr (kBlocks > 1) cluster_arrived();
-    int stage = 0;
-    uint32_t parity = 1;  // a fresh stage is empty
-    for (int item = first_item; item < work.items; item += step_items) {
-      const Piece piece = piece_of<kBlocks>(work, item);
-      for (int step = 0; step < work.k_steps; ++step, --ahead) {
-        if (ahead <= 0) {
-          barrier_wait(empty + 8 * stage, parity);
-          load_b(stage, piece, step);
-        }
-        load_a(stage, piece, step);
-        if (++stage == kStages) stage = 0, parity ^= 1;
-      }
-    }
+    feed(ring, steps, ahead, ask_b, ask_a);
     return;
   }
 
@@ -226,15 +225,14 @@ __global__ void __launch_bounds__(kThreads, 1)
   int index = group;  // of the item among this block's
   const auto compute = [&](auto halves, const Piece& piece) {
     constexpr int kHalves = decltype(halves)::value;
-    const int64_t from = int64_t{index} * work.k_steps;
-    int stage = static_cast<int>(from % kStages), before = 0;
-    uint32_t parity = from / kStages % 2;
+    ring.go_to(int64_t{index} * work.k_steps);
+    int before = 0;
     float sum[kHalves][kTileN / 8][4];
     const auto release = [&](int s) {
       if constexpr (kBlocks == 1) {
-        if (lane == 0) barrier_arrive(empty + 8 * s);
+        if (lane == 0) ring.release(s);
       } else {
-        if (lane < kBlocks) barrier_arrive(empty + 8 * s, lane);
+        if (lane < kBlocks) ring.release(s, lane);
       }
     };
 
@@ -259,8 +257,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     named_barrier_wait(turn, 256);
     int step = 0;
     do {
-      barrier_wait(full + 8 * stage, parity);
-      const uint32_t at = base + stage * kStageBytes;
+      ring.wait_full();
+      const uint32_t at = base + ring.stage * kStageBytes;
       // A descriptor counts its address in units of 16 bytes.
       const uint64_t a = matrix_descriptor<128>(at), b = matrix_descriptor<128>(at + kBytesA);
       warpgroup_fence();
@@ -274,8 +272,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         warpgroup_wait<1>();
         release(before);
       }
-      before = stage;
-      if (++stage == kStages) stage = 0, parity ^= 1;
+      before = ring.next();
     } while (++step < work.k_steps);
     named_barrier_arrive(other_turn, 256);
 

@@ -11,6 +11,7 @@
 #include "device/activation.cuh"
 #include "device/launch.cuh"
 #include "device/mma.cuh"
+#include "device/ring.cuh"
 #include "device/tensor_map.h"
 #include "device/tma.cuh"
 #include "device/vector.cuh"
@@ -89,14 +90,14 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   char* const numbers = memory + kStages * Shape::kTokenBytes;
   char* const scales = numbers + kStages * Shape::kNumberBytes;
   char* const staged = scales + kStages * Shape::kScaleBytes;
-  const uint32_t full = shared_address(staged + kGroups * Shape::kStagedBytes), empty = full + 8 * kStages;
+  Ring<kStages, 4 * kGroups> ring{shared_address(staged + kGroups * Shape::kStagedBytes)};
   const int steps = work.k / kQ8Step, across = (work.m + kTokens - 1) / kTokens;
   const int tiles = across * ((work.n + Shape::kRows - 1) / Shape::kRows), mine = static_cast<int>(blockIdx.x);
   // As the compiler sees, the same for all lanes.
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0), lane = threadIdx.x % 32;
 
   if (threadIdx.x == Shape::kReaders) {
-    for (int s = 0; s < kStages; ++s) barrier_init(full + 8 * s, 1), barrier_init(empty + 8 * s, 4 * kGroups);
+    ring.init();
     barrier_init_fence();
   }
   __syncthreads();
@@ -104,31 +105,21 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   if (warp >= Shape::kReaders / 32) {
     if constexpr (Shape::kGivesRegisters) fewer_registers<40>();
     if (threadIdx.x != Shape::kReaders) return;
-    const auto ask_b = [&](int stage, int tile, int step) {
-      const int eights = tile / across * (Shape::kRows / 8);
-      barrier_expect(full + 8 * stage, Shape::kStageBytes);
-      tma_load(shared_address(numbers) + stage * Shape::kNumberBytes, map_numbers, 0, step, eights, full + 8 * stage);
-      tma_load(shared_address(scales) + stage * Shape::kScaleBytes, map_scales, 0, step, eights, full + 8 * stage);
+    const auto ask_b = [&](int stage, const StepsOfTiles& at) {
+      const int eights = at.tile / across * (Shape::kRows / 8);
+      barrier_expect(ring.full(stage), Shape::kStageBytes);
+      tma_load(shared_address(numbers) + stage * Shape::kNumberBytes, map_numbers, 0, at.step, eights,
+               ring.full(stage));
+      tma_load(shared_address(scales) + stage * Shape::kScaleBytes, map_scales, 0, at.step, eights, ring.full(stage));
     };
-    const auto ask_a = [&](int stage, int tile, int step) {
-      tma_load(shared_address(memory) + stage * Shape::kTokenBytes, map_a, step * kQ8Step, tile % across * kTokens,
-               full + 8 * stage);
+    const auto ask_a = [&](int stage, const StepsOfTiles& at) {
+      tma_load(shared_address(memory) + stage * Shape::kTokenBytes, map_a, at.step * kQ8Step,
+               at.tile % across * kTokens, ring.full(stage));
     };
-    const int at_once = min(steps, kStages);
-    // Weights do not change while a model runs.
-    for (int step = 0; step < at_once; ++step) ask_b(step, mine, step);
+    const StepsOfTiles all{steps, mine, tiles, static_cast<int>(gridDim.x)};
+    const int ahead = feed_weights(ring, all, ask_b);
     wait_for_inputs();
-    for (int step = 0; step < at_once; ++step) ask_a(step, mine, step);
-    int stage = at_once % kStages, step = at_once;
-    uint32_t parity = at_once == kStages ? 0 : 1;
-    for (int tile = mine; tile < tiles; tile += static_cast<int>(gridDim.x), step = 0) {
-      for (; step < steps; ++step) {
-        barrier_wait(empty + 8 * stage, parity);
-        ask_b(stage, tile, step);
-        ask_a(stage, tile, step);
-        if (++stage == kStages) stage = 0, parity ^= 1;
-      }
-    }
+    feed(ring, all, ahead, ask_b, ask_a);
     return;
   }
 
@@ -153,8 +144,6 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     }
   };
 
-  int stage = 0;
-  uint32_t parity = 0;
   const uint64_t tokens = matrix_descriptor<128>(shared_address(memory));
   float sum[kTokens / 8][4];
   uint32_t b[2][4][4];
@@ -163,8 +152,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     for (int j = 0; j < kTokens / 8; ++j)
 #pragma unroll
       for (int c = 0; c < 4; ++c) sum[j][c] = 0;
-    barrier_wait(full + 8 * stage, parity);
-    convert(stage, b[0]);
+    ring.wait_full();
+    convert(ring.stage, b[0]);
     for (int first = 0; first < steps; first += 2) {
 #pragma unroll
       for (int turn = 0; turn < 2; ++turn) {
@@ -173,18 +162,17 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
         warpgroup_fence();
 #pragma unroll
         for (int q = 0; q < 4; ++q)  // a descriptor counts in units of 16 bytes
-          warpgroup_multiply_add_nt<E>(sum, b[turn][q], tokens + (stage * Shape::kTokenBytes + q * 32) / 16);
+          warpgroup_multiply_add_nt<E>(sum, b[turn][q], tokens + (ring.stage * Shape::kTokenBytes + q * 32) / 16);
         warpgroup_commit();
-        const int now = stage;
-        if (++stage == kStages) stage = 0, parity ^= 1;
+        const int now = ring.next();
         if (step + 1 < steps) {
-          barrier_wait(full + 8 * stage, parity);
-          convert(stage, b[turn ^ 1]);
+          ring.wait_full();
+          convert(ring.stage, b[turn ^ 1]);
         }
         warpgroup_wait();
         warpgroup_keep(b[turn]);
         __syncwarp();
-        if (lane == 0) barrier_arrive(empty + 8 * now);
+        if (lane == 0) ring.release(now);
       }
     }
     warpgroup_keep(sum);

@@ -7,6 +7,7 @@
 #include "device/activation.cuh"
 #include "device/launch.cuh"
 #include "device/mma.cuh"
+#include "device/ring.cuh"
 #include "device/tensor_map.h"
 #include "device/tma.cuh"
 #include "device/vector.cuh"
@@ -126,8 +127,8 @@ __global__ void __launch_bounds__(Shape::kThreads)
   extern __shared__ char unaligned_memory[];
   char* const memory = unaligned_memory + (1024 - shared_address(unaligned_memory) % 1024) % 1024;
   const uint32_t base = shared_address(memory), areas = base + kStages * kStageBytes;
-  const uint32_t full = areas + Shape::kAreasBytes, empty = full + 8 * kStages, summed = empty + 8 * kStages;
-  const uint32_t vectors_full = summed + 8 * Shape::kGroups;
+  Ring<kStages, 4 * kGroupsM> ring{areas + Shape::kAreasBytes};
+  const uint32_t summed = ring.barriers + ring.kBytes, vectors_full = summed + 8 * Shape::kGroups;
   constexpr int kVectors = kStages * kStageBytes + Shape::kAreasBytes + Shape::kBarriersBytes;  // where they are
   const int rank = static_cast<int>(blockIdx.x) % kSplit, column0 = static_cast<int>(blockIdx.x) / kSplit * kTileN;
   const int row0 = static_cast<int>(blockIdx.y) * Shape::kTileM;
@@ -135,24 +136,23 @@ __global__ void __launch_bounds__(Shape::kThreads)
   // As the compiler sees, the same for all lanes.
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0), lane = threadIdx.x % 32;
 
-  const auto load_a = [&](int stage, int step) {
-    tma_load(base + stage * kStageBytes, map_a, (first + step) * kStep, row0, full + 8 * stage);
+  const auto ask_a = [&](int stage, const StepsOfTile& at) {
+    tma_load(base + stage * kStageBytes, map_a, (first + at.step) * kStep, row0, ring.full(stage));
   };
-  const auto load_b = [&](int stage, int step) {
-    barrier_expect(full + 8 * stage, kStageBytes);
-    tma_load(base + stage * kStageBytes + Shape::kBytesA, map_b, (first + step) * kStep, column0, full + 8 * stage);
+  const auto ask_b = [&](int stage, const StepsOfTile& at) {
+    barrier_expect(ring.full(stage), kStageBytes);
+    tma_load(base + stage * kStageBytes + Shape::kBytesA, map_b, (first + at.step) * kStep, column0, ring.full(stage));
   };
-  const int at_once = min(steps, kStages);
   Ending ending(arguments, work);
   if (threadIdx.x == Shape::kMultiplying) {
-    for (int s = 0; s < kStages; ++s) barrier_init(full + 8 * s, 1);
+    ring.init_full();
     for (int g = 0; kSplit > 1 && g < Shape::kGroups; ++g) barrier_init(summed + 8 * g, 1);
     if constexpr (Ending::kVectors > 0) barrier_init(vectors_full, 1);
     barrier_init_fence();
     for (int g = 0; kSplit > 1 && g < Shape::kGroups; ++g)
       barrier_expect(summed + 8 * g, 4 * (kParts - 1) * kEights * kShareBytes);
-    // Weights do not change while a model runs: whoever changes them launches something else before the next product.
-    for (int step = 0; step < at_once; ++step) load_b(step, step);
+    // Whoever changes weights launches something else before the next product.
+    feed_weights(ring, StepsOfTile{steps}, ask_b);
     if constexpr (Ending::kVectors > 0) {
       const int bytes = 4 * min(kTileN, work.n - column0);
       barrier_expect(vectors_full, Ending::kVectors * bytes);
@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
       for (int i = 0; i < Ending::kVectors; ++i)
         bulk_load(base + kVectors + i * 4 * kTileN, ending.vector(i) + column0, bytes, vectors_full);
     }
-    for (int s = 0; s < kStages; ++s) barrier_init(empty + 8 * s, 4 * kGroupsM);
+    ring.init_empty();
     barrier_init_fence();
   }
   __syncthreads();
@@ -169,15 +169,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
   if (warp == Shape::kMultiplying / 32) {
     if (lane == 0) {
       wait_for_inputs();
-      for (int step = 0; step < at_once; ++step) load_a(step, step);
-      int stage = 0;
-      uint32_t parity = 0;
-      for (int step = kStages; step < steps; ++step) {
-        barrier_wait(empty + 8 * stage, parity);
-        load_b(stage, step);
-        load_a(stage, step);
-        if (++stage == kStages) stage = 0, parity ^= 1;
-      }
+      feed(ring, StepsOfTile{steps}, min(steps, kStages), ask_b, ask_a);
     }
     if constexpr (kSplit > 1) cluster_arrived();
     return;
@@ -191,13 +183,12 @@ __global__ void __launch_bounds__(Shape::kThreads)
   float sum[kTileN / 8][4] = {};
   const uint64_t a = matrix_descriptor<128>(base + group_k * kStageBytes + group_m * 64 * 128);
   const uint64_t b = matrix_descriptor<128>(base + group_k * kStageBytes + Shape::kBytesA);
-  uint32_t parity = 0;
-  for (int step = group_k; step < steps; parity ^= 1) {
+  for (int step = group_k; step < steps; ring.parity ^= 1) {
 #pragma unroll
     for (int turn = 0; turn < kRound; ++turn) {
       if (step >= steps) break;
-      const auto barrier = [&](uint32_t barriers, int of) { return barriers + 8 * (group_k + of * kGroupsK); };
-      barrier_wait(barrier(full, turn), parity);
+      const auto stage = [&](int of) { return group_k + of * kGroupsK; };
+      barrier_wait(ring.full(stage(turn)), ring.parity);
       warpgroup_fence();
 #pragma unroll
       for (int d = 0; d < kStepBytes / 32; ++d) {
@@ -208,7 +199,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
       warpgroup_commit();
       if (step > group_k) {
         warpgroup_wait<1>();
-        if (lane == 0) barrier_arrive(barrier(empty, (turn + kRound - 1) % kRound));
+        if (lane == 0) ring.release(stage((turn + kRound - 1) % kRound));
       }
       step += kGroupsK;
     }
