@@ -26,8 +26,8 @@ struct Ring {
   __device__ void init_full() const {
     for (int s = 0; s < stages; ++s) barrier_init(full(s), kWriters);
   }
-  __device__ void init_empty() const {
-    for (int s = 0; s < stages; ++s) barrier_init(empty(s), kReaders);
+  __device__ void init_empty(int readers = kReaders) const {
+    for (int s = 0; s < stages; ++s) barrier_init(empty(s), readers);
   }
   __device__ void init() const {
     for (int s = 0; s < stages; ++s) barrier_init(full(s), kWriters), barrier_init(empty(s), kReaders);
@@ -41,10 +41,11 @@ struct Ring {
   // Of kReaders in block `rank` of the cluster.
   __device__ void release(int of, int rank) const { barrier_arrive(empty(of), rank); }
 
-  // Returns the stage it leaves.
-  __device__ int next() {
+  // Returns the stage it leaves. Where several take stages in turns, as many at a time.
+  __device__ int next(int at_a_time = 1) {
     const int left = stage;
-    if (++stage == stages) stage = 0, parity ^= 1;
+    stage += at_a_time;
+    if (stage >= stages) stage -= stages, parity ^= 1;
     return left;
   }
   // To where the ring is after so many steps.

@@ -45,27 +45,19 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   const uint32_t unaligned = __shfl_sync(~0u, shared_address(unaligned_memory), 0);
   const uint32_t shared_q = (unaligned + 1023) / 1024 * 1024, shared_kv = shared_q + kBuffers * kGroups * kQueryBytes;
   char* const memory = unaligned_memory + (shared_q - unaligned);
-  // Of each buffer: queries are there; nobody needs it any more. Of each stage the same for its keys and its values;
-  // and that values behind a sequence's last are zeros.
-  const uint32_t queries_in = shared_kv + 2 * kStages * kTileBytes, queries_out = queries_in + 8 * kBuffers;
-  const uint32_t keys_in = queries_out + 8 * kBuffers, keys_out = keys_in + 8 * kStages;
-  const uint32_t values_in = keys_out + 8 * kStages, values_out = values_in + 8 * kStages;
-  const uint32_t tails = values_out + 8 * kStages;
+  // Of queries and, of each stage, of keys and of values; and that values behind a sequence's last are zeros.
+  using KeysRing = Ring<kStages, 4 * kGroups>;
+  Ring<kBuffers, 4 * kGroups> queries_ring{shared_kv + 2 * kStages * kTileBytes};
+  KeysRing keys_ring{queries_ring.barriers + queries_ring.kBytes}, values_ring{keys_ring.barriers + keys_ring.kBytes};
+  const uint32_t tails = values_ring.barriers + values_ring.kBytes;
   if (threadIdx.x == 0) {
     prefetch_map(map);
     prefetch_map(maps.k);
     prefetch_map(maps.v);
-    for (int b = 0; b < kBuffers; ++b) {
-      barrier_init(queries_in + 8 * b, 1);
-      barrier_init(queries_out + 8 * b, 4 * kGroups);
-    }
-    for (int s = 0; s < kStages; ++s) {
-      barrier_init(keys_in + 8 * s, 1);
-      barrier_init(keys_out + 8 * s, 4 * kGroups);
-      barrier_init(values_in + 8 * s, 1);
-      barrier_init(values_out + 8 * s, 4 * kGroups);
-      barrier_init(tails + 8 * s, 1);
-    }
+    queries_ring.init();
+    keys_ring.init();
+    values_ring.init();
+    for (int s = 0; s < kStages; ++s) barrier_init(tails + 8 * s, 1);
     barrier_init_fence();
   }
   __syncthreads();
@@ -98,33 +90,31 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   };
   // As the compiler sees, the same for all lanes: what follows from it stays in uniform registers.
   const int all_warps = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0), lane = threadIdx.x % 32;
-  int index = 0, count = 0;  // of items and of tiles so far
-
   if (all_warps < 4) {
     fewer_registers<Shape::kFew>();
     if (threadIdx.x != 0) return;
     each_item([&](const AttentionBlock& block, const KeysOfBlock<WindowMaps>& seen, int tiles) {
-      const int buffer = index % kBuffers, row = static_cast<int>(block.start - first_token) + block.first_query;
-      barrier_wait(queries_out + 8 * buffer, index / kBuffers % 2 ^ 1);  // a fresh buffer is free
-      barrier_expect(queries_in + 8 * buffer, kGroups * kQueryBytes);
+      const int buffer = queries_ring.stage, row = static_cast<int>(block.start - first_token) + block.first_query;
+      queries_ring.wait_empty();
+      barrier_expect(queries_ring.full(buffer), kGroups * kQueryBytes);
       for (int g = 0; g < kGroups; ++g)
         for (int b = 0; b < kBoxes; ++b)
           tma_load(shared_q + (buffer * kGroups + g) * kQueryBytes + b * (64 * kRowBytes), map,
-                   block.head * kHeadSize + b * kBox, row + g * 64, queries_in + 8 * buffer);
+                   block.head * kHeadSize + b * kBox, row + g * 64, queries_ring.full(buffer));
 #pragma unroll 1
-      for (int tile = 0; tile < tiles; ++tile, ++count) {
-        const int stage = count % kStages, from = seen.row + tile * kKeys;
-        const uint32_t parity = count / kStages % 2 ^ 1, keys = shared_kv + 2 * stage * kTileBytes;
-        barrier_wait(keys_out + 8 * stage, parity);
-        barrier_expect(keys_in + 8 * stage, kTileBytes);
+      for (int tile = 0; tile < tiles; ++tile, keys_ring.next(), values_ring.next()) {
+        const int stage = keys_ring.stage, from = seen.row + tile * kKeys;
+        const uint32_t keys = shared_kv + 2 * stage * kTileBytes;
+        keys_ring.wait_empty();
+        barrier_expect(keys_ring.full(stage), kTileBytes);
         for (int b = 0; b < kBoxes; ++b)
-          tma_load(keys + b * kBoxBytes, maps.k, seen.column + b * kBox, from, keys_in + 8 * stage);
-        barrier_wait(values_out + 8 * stage, parity);
-        barrier_expect(values_in + 8 * stage, kTileBytes);
+          tma_load(keys + b * kBoxBytes, maps.k, seen.column + b * kBox, from, keys_ring.full(stage));
+        values_ring.wait_empty();
+        barrier_expect(values_ring.full(stage), kTileBytes);
         for (int b = 0; b < kBoxes; ++b)
-          tma_load(keys + kTileBytes + b * kBoxBytes, maps.v, seen.column + b * kBox, from, values_in + 8 * stage);
+          tma_load(keys + kTileBytes + b * kBoxBytes, maps.v, seen.column + b * kBox, from, values_ring.full(stage));
       }
-      ++index;
+      queries_ring.next();
     });
     return;
   }
@@ -133,26 +123,24 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   const int group = all_warps / 4 - 1, warp = all_warps % 4;
   const int64_t width = static_cast<int64_t>(heads) * kHeadSize;
   uint32_t tail_parity = 0;  // a bit for each stage
-  const auto release = [&](uint32_t barrier) {
-    if (lane == 0) barrier_arrive(barrier);
+  const auto release = [&](auto& ring) {
+    const int used = ring.next();
+    if (lane == 0) ring.release(used);
   };
   each_item([&](const AttentionBlock& block, const KeysOfBlock<WindowMaps>& seen, int tiles) {
-    const int buffer = index % kBuffers, query = block.first_query + group * 64, real = block.length - query;
-    const uint32_t place = (buffer * kGroups + group) * kQueryBytes;
-    const int last_stage = (count + tiles - 1) % kStages, valid = seen.keys - (tiles - 1) * kKeys;  // of the last tile
+    const int query = block.first_query + group * 64, real = block.length - query;
+    const uint32_t place = (queries_ring.stage * kGroups + group) * kQueryBytes;
+    const int valid = seen.keys - (tiles - 1) * kKeys;  // of the last tile
     const bool has_tail = tiles > 0 && valid < kKeys;
-    const auto stage_of = [&](int tile) { return (count + tile) % kStages; };
-    const auto parity_of = [&](int tile) { return static_cast<uint32_t>((count + tile) / kStages % 2); };
-    barrier_wait(queries_in + 8 * buffer, index / kBuffers % 2);
+    queries_ring.wait_full();
     if (real > 0) {
       const uint64_t queries = matrix_descriptor<kRowBytes>(shared_q + place);
       float score[kKeys / 8][4], sum[kHeadSize / 8][4] = {}, total[2] = {};
       uint32_t p[kKeys / 16][4];
       RowState state;
-      const auto start_scores = [&](int tile) {
-        const int stage = stage_of(tile);
-        barrier_wait(keys_in + 8 * stage, parity_of(tile));
-        const uint64_t keys = matrix_descriptor<kRowBytes>(shared_kv + 2 * stage * kTileBytes);
+      const auto start_scores = [&] {
+        keys_ring.wait_full();
+        const uint64_t keys = matrix_descriptor<kRowBytes>(shared_kv + 2 * keys_ring.stage * kTileBytes);
         warpgroup_fence();
 #pragma unroll
         for (int d = 0; d < kHeadSize / 16; ++d) {
@@ -162,11 +150,11 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         }
         warpgroup_commit();
       };
-      const auto start_sums = [&](int tile) {
-        const int stage = stage_of(tile);
+      const auto start_sums = [&](bool last) {
+        const int stage = values_ring.stage;
         const uint32_t values = shared_kv + (2 * stage + 1) * kTileBytes;
-        barrier_wait(values_in + 8 * stage, parity_of(tile));
-        if (has_tail && tile == tiles - 1) {
+        values_ring.wait_full();
+        if (has_tail && last) {
           if (group == 0 && warp == 0) {
             // Past the end lies another sequence, or nothing yet: a weight of zero would make a NaN of its infinity.
             for (int b = 0; b < kBoxes; ++b)
@@ -174,7 +162,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
                 *reinterpret_cast<uint4*>(memory + (values - shared_q) + b * kBoxBytes + i) = uint4{};
             fence_shared_for_async();
             __syncwarp();
-            release(tails + 8 * stage);
+            if (lane == 0) barrier_arrive(tails + 8 * stage);
           }
           barrier_wait(tails + 8 * stage, tail_parity >> stage & 1);
         }
@@ -186,7 +174,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       };
       const auto scores_made = [&](int tile) {
         warpgroup_keep(score);
-        release(keys_out + 8 * stage_of(tile));
+        release(keys_ring);
         seen.mask(score, query + warp * 16, tile * kKeys, lane);
       };
       const auto sums_made = [&] {
@@ -201,7 +189,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
           for (int r = 0; r < 2; ++r) p[j / 2][j % 2 * 2 + r] = pack_pair<E>(score[j][2 * r], score[j][2 * r + 1]);
       };
       if (tiles > 0) {
-        start_scores(0);
+        start_scores();
         warpgroup_wait();
         scores_made(0);
         state.template begin<false>(score, scale_log2);
@@ -209,19 +197,19 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         pack();
 #pragma unroll 1
         for (int tile = 1; tile < tiles; ++tile) {
-          start_scores(tile);
-          start_sums(tile - 1);
+          start_scores();
+          start_sums(false);
           warpgroup_wait<1>();
           scores_made(tile);
           state.follow(sums_made, score, sum, total, scale_log2);
           state.raise(score, total, scale_log2);
           sums_made();
-          release(values_out + 8 * stage_of(tile - 1));
+          release(values_ring);
           pack();
         }
-        start_sums(tiles - 1);
+        start_sums(true);
         sums_made();
-        release(values_out + 8 * last_stage);
+        release(values_ring);
       }
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
@@ -238,16 +226,14 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
       __syncwarp();
     } else {
       for (int tile = 0; tile < tiles; ++tile) {
-        barrier_wait(keys_in + 8 * stage_of(tile), parity_of(tile));
-        release(keys_out + 8 * stage_of(tile));
-        barrier_wait(values_in + 8 * stage_of(tile), parity_of(tile));
-        release(values_out + 8 * stage_of(tile));
+        keys_ring.wait_full();
+        release(keys_ring);
+        values_ring.wait_full();
+        release(values_ring);
       }
     }
-    release(queries_out + 8 * buffer);
-    if (has_tail) tail_parity ^= 1u << last_stage;
-    count += tiles;
-    ++index;
+    release(queries_ring);
+    if (has_tail) tail_parity ^= 1u << (values_ring.stage == 0 ? kStages - 1 : values_ring.stage - 1);
   });
 #else
   no_warpgroups();

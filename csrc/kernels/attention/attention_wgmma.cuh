@@ -10,7 +10,7 @@
 // tiles of keys in turn, and what they found is added at the end. With a window a block goes from the first tile that
 // one of its queries sees to the last.
 #pragma once
-#include "device/tma.cuh"
+#include "device/ring.cuh"
 #include "device/wgmma.cuh"
 #include "kernels/attention/attention_policy.cuh"
 
@@ -146,17 +146,16 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   const uint32_t shared_q = (unaligned + 1023) / 1024 * 1024, shared_kv = shared_q + Shape::kGroups * kQueryBytes;
   char* const memory = unaligned_memory + (shared_q - unaligned);
   const uint32_t shared_ones = shared_kv + 2 * kStages * kTileBytes;
-  // Of each stage: keys are there; nobody reads them any more; values are there. Then the last values end in zeros;
-  // queries are there, for which all parts wait, and not all for the first keys.
-  const uint32_t keys_in = shared_ones + Shape::kOnesBytes, empty = keys_in + 8 * kStages;
-  const uint32_t values_in = Shape::kApart ? empty + 8 * kStages : keys_in, tail = empty + 16 * kStages;
-  const uint32_t queries_in = kParts > 1 ? tail + 8 : keys_in;
+  // A stage is full when its keys are there, and empty when nobody reads its keys or values any more. Of each stage:
+  // values are there. Then the last values end in zeros; queries are there, for which all parts wait, and not all for
+  // the first keys.
+  Ring<kStages, 4 * Shape::kGroups> ring{shared_ones + Shape::kOnesBytes};
+  const uint32_t values_in = Shape::kApart ? ring.barriers + ring.kBytes : ring.barriers;
+  const uint32_t tail = ring.barriers + ring.kBytes + 8 * kStages, queries_in = kParts > 1 ? tail + 8 : ring.barriers;
   const auto init_barriers = [&](int groups) {
-    for (int s = 0; s < kStages; ++s) {
-      barrier_init(keys_in + 8 * s, 1);
-      if (Shape::kApart) barrier_init(values_in + 8 * s, 1);
-      barrier_init(empty + 8 * s, 4 * groups);  // of several parts one
-    }
+    ring.init_full();
+    for (int s = 0; Shape::kApart && s < kStages; ++s) barrier_init(values_in + 8 * s, 1);
+    ring.init_empty(4 * groups);  // of several parts one reads a stage
     barrier_init(tail, 1);
     if (kParts > 1) barrier_init(queries_in, 1);
     barrier_init_fence();
@@ -198,12 +197,12 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     const int stage = tile % kStages, column = block.head * kHeadSize;
     uint32_t to = shared_kv + stage * 2 * kTileBytes;
     const int with_keys = (Shape::kApart ? 1 : 2) + (kParts == 1 && tile == 0 ? groups : 0);
-    barrier_expect(keys_in + 8 * stage, with_keys * kTileBytes);
+    barrier_expect(ring.full(stage), with_keys * kTileBytes);
     if (Shape::kApart) barrier_expect(values_in + 8 * stage, kTileBytes);
     if constexpr (kWhole)
-      load(to, map, column + static_cast<int>(width), row0 + tile * kTileKeys, keys_in + 8 * stage);
+      load(to, map, column + static_cast<int>(width), row0 + tile * kTileKeys, ring.full(stage));
     else
-      load(to, maps.k, seen.column, seen.row + tile * kTileKeys, keys_in + 8 * stage);
+      load(to, maps.k, seen.column, seen.row + tile * kTileKeys, ring.full(stage));
     if (tile == 0)
       for (int g = 0; g < groups; ++g)
         load(shared_q + g * kQueryBytes, map, column, row0 + block.first_query + g * 64, queries_in);
@@ -239,16 +238,11 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     end = max(first, (of_group.end + kTileKeys - 1) / kTileKeys);
   }
 
-  int stage = part;
-  uint32_t parity = 0;
-  const auto next_stage = [&] {
-    stage += kParts;
-    if (stage >= kStages) stage -= kStages, parity ^= 1;
-  };
+  ring.stage = part;
   const auto start_scores = [&](int step) {
-    if (step == 0) barrier_wait(keys_in + 8 * stage, parity);
+    if (step == 0) ring.wait_full();
     const uint64_t keys =
-        matrix_descriptor<kRowBytes>(shared_kv + stage * 2 * kTileBytes) + step * (kStepKeys * kRowBytes / 16);
+        matrix_descriptor<kRowBytes>(shared_kv + ring.stage * 2 * kTileBytes) + step * (kStepKeys * kRowBytes / 16);
     warpgroup_fence();
 #pragma unroll
     for (int d = 0; d < kHeadSize / 16; ++d) {
@@ -262,8 +256,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
       // Past the end lies another sequence, or nothing yet: a weight of zero would make a NaN of its infinity.
       int keys = valid;
       asm volatile("" : "+r"(keys));  // nothing of this is worked out for the tiles before
-      if (Shape::kApart) barrier_wait(values_in + 8 * stage, parity);
-      const uint32_t values = shared_kv + (stage * 2 + 1) * kTileBytes;
+      if (Shape::kApart) barrier_wait(values_in + 8 * ring.stage, ring.parity);
+      const uint32_t values = shared_kv + (ring.stage * 2 + 1) * kTileBytes;
       for (int b = 0; b < kBoxes; ++b)
         for (int i = keys * kRowBytes + 16 * lane; i < kBoxBytes; i += 16 * 32)
           *reinterpret_cast<uint4*>(memory + (values - shared_q) + b * kBoxBytes + i) = uint4{};
@@ -277,14 +271,14 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     const int left = tile - kLag * kParts;
     if (threadIdx.x == 0 && left >= 0)
       for (int from = left; from < left + kParts && from + kStages < tiles; ++from) {
-        barrier_wait(empty + 8 * (from % kStages), from / kStages % 2);
+        barrier_wait(ring.empty(from % kStages), from / kStages % 2);
         load_keys_values(from + kStages);
       }
   };
   const auto pass = [&] {
-    barrier_wait(keys_in + 8 * stage, parity);
-    if (lane == 0) barrier_arrive(empty + 8 * stage);
-    next_stage();
+    ring.wait_full();
+    if (lane == 0) ring.release(ring.stage);
+    ring.next(kParts);
   };
   if (kParts > 1) barrier_wait(queries_in, 0);
   if constexpr (kPasses)
@@ -294,8 +288,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   warpgroup_keep(score);
 
   for (int tile = first; tile < end; tile += kParts) {
-    const uint32_t values = shared_kv + (stage * 2 + 1) * kTileBytes;
-    const int valid = seen.keys - tile * kTileKeys, used = stage;
+    const uint32_t values = shared_kv + (ring.stage * 2 + 1) * kTileBytes;
+    const int valid = seen.keys - tile * kTileKeys, used = ring.stage;
     clear_tail(valid);
     const uint64_t value_rows = matrix_descriptor<kRowBytes>(values, kOnesColumn ? shared_ones - values : kBoxBytes);
 #pragma unroll
@@ -315,7 +309,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
         state.template probabilities<E>(score, p, sum, scale_log2);
       else
         state.template probabilities<E>(score, p, sum, scale_log2, total);
-      if (Shape::kApart && step == 0) barrier_wait(values_in + 8 * stage, parity);
+      if (Shape::kApart && step == 0) barrier_wait(values_in + 8 * ring.stage, ring.parity);
       if (valid < kTileKeys) barrier_wait(tail, 0);
       warpgroup_fence();
 #pragma unroll
@@ -333,17 +327,17 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
       if (!last) {
         start_scores(step + 1);
       } else if (tile + kParts < end) {
-        next_stage();
+        ring.next(kParts);
         start_scores(0);
       }
       warpgroup_wait();
       warpgroup_keep(sum);
       warpgroup_keep(score);
     }
-    if (lane == 0) barrier_arrive(empty + 8 * used);
+    if (lane == 0) ring.release(used);
   }
   if constexpr (kPasses) {
-    if (first < end) next_stage();
+    if (first < end) ring.next(kParts);
     for (int tile = end; tile < tiles; ++tile) {
       clear_tail(seen.keys - tile * kTileKeys);
       load_ahead(tile);
