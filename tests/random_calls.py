@@ -102,7 +102,7 @@ def valid(name: str, device: str) -> list[Any]:
         "softmax": [floats(2, 2, 5, 5), cu, 0.5, bias, columns, torch.float32],
         "time_products": [["fp32"]],
         "transpose": [floats(2, 2, 5, 32), cu, 6],
-        "weight_specs": [encoder.config()],
+        "read_config": [encoder.config()],
     }  # fmt: skip
     if name in arguments:
         return arguments[name]

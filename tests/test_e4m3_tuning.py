@@ -9,12 +9,7 @@ from own_kernels import VARIANTS, WORDS
 
 from ftbert._library import load_library
 from ftbert.checkpoint import (
-    AttentionConfig,
     EncoderConfig,
-    FeedForwardConfig,
-    LayerConfig,
-    NormConfig,
-    PositionConfig,
 )
 from ftbert.tuning import Bench, Product, Row, gemm_table, in_e4m3, products, put_in_force
 
@@ -31,9 +26,12 @@ def hopper(place: Place) -> Place:
 @pytest.mark.parametrize("m", [100, 2048])
 @pytest.mark.parametrize("activation, gated", [("gelu", False), ("gelu_new", False), ("silu", True), ("gelu", True)])
 def test_every_product_of_a_layer_has_right_kernels(hopper: Place, m: int, activation: str, gated: bool) -> None:
-    norm = NormConfig(eps=1e-6)
-    layer = LayerConfig(AttentionConfig(12, 64), FeedForwardConfig(3072, activation, gated), 0, norm, norm)
-    config = EncoderConfig(vocab=9, hidden=768, embedding=768, positions=PositionConfig("none", 9), layers=(layer,))
+    layer = {
+        "attention": {"heads": 12, "head_size": 64}, "attention_norm": {"eps": 1e-6},
+        "ffn": {"inter": 3072, "activation": activation, "gated": gated}, "ffn_norm": {"eps": 1e-6},
+    }  # fmt: skip
+    around = {"vocab": 9, "hidden": 768, "embedding": 768, "positions": {"kind": "none", "rows": 9}}
+    config = EncoderConfig.from_json({**around, "layers": [layer]})
     asked = products(in_e4m3(config), WORDS[hopper.dtype])
     assert len(asked) == 4 and all(product.scaled for product in asked)
     for product in asked:

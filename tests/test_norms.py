@@ -16,12 +16,8 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from ftbert._library import load_library
 from ftbert.checkpoint import (
-    AttentionConfig,
     EncoderConfig,
-    FeedForwardConfig,
-    LayerConfig,
     NormConfig,
-    PositionConfig,
 )
 
 load_library()
@@ -141,20 +137,18 @@ def test_scaled_embeddings(place: Place, cols: int, norm: str, scale: float) -> 
 
 
 def sandwich(of_result: bool) -> EncoderConfig:
-    norm = NormConfig(
-        1e-6, "rms", bias=False, offset=1.0 if of_result else 0.0, rounding="once" if of_result else "before_gamma"
-    )
+    norm = {"eps": 1e-6, "kind": "rms", "bias": False} | ({"offset": 1} if of_result else {"rounding": "before_gamma"})
     layer: dict[str, Any] = {
-        "attention": AttentionConfig(4, 32, kv_heads=2, qkv_bias=False, out_bias=False),
-        "ffn": FeedForwardConfig(200, "gelu_pytorch_tanh", up_bias=False, down_bias=False), "norm_place": "pre",
-        "attention_norm": norm, "ffn_norm": norm,
+        "attention": {"heads": 4, "head_size": 32, "kv_heads": 2, "qkv_bias": False, "out_bias": False},
+        "ffn": {"inter": 200, "activation": "gelu_pytorch_tanh", "up_bias": False, "down_bias": False},
+        "norm_place": "pre", "attention_norm": norm, "ffn_norm": norm,
     }  # fmt: skip
     if of_result:
         layer |= {"attention_result_norm": norm, "ffn_result_norm": norm}
-    return EncoderConfig(
-        vocab=50, hidden=128, embedding=128, positions=PositionConfig("none", 64), embedding_scale=math.sqrt(128) if of_result else 1.0,
-        layers=tuple(LayerConfig(weights_of=i, **layer) for i in range(3)), final_norm=norm,
-    )  # fmt: skip
+    return EncoderConfig.from_json({
+        "vocab": 50, "hidden": 128, "embedding": 128, "positions": {"kind": "none", "rows": 64}, "final_norm": norm,
+        "embedding_scale": math.sqrt(128) if of_result else 1, "layers": [{"repeat": 3, **layer}],
+    })  # fmt: skip
 
 
 def forward(

@@ -8,7 +8,6 @@ import random
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from families import make_model
 from onnx_models import MODELS, NEARLY_BERT, anonymous, export, export_nearly_bert, onnxruntime_hidden, ragged
 
 import ftbert
-from ftbert.checkpoint import AttentionConfig, FeedForwardConfig, LayerConfig, NormConfig
+from ftbert.checkpoint import EncoderConfig
 from ftbert.converters import convert, onnx_source, open_checkpoint
 from ftbert.files.embed import _model_identity
 
@@ -66,10 +65,16 @@ def same_weights(model: ftbert.Model, source: Any) -> None:
 def test_real_file(real_onnx: Path, tmp_path: Path) -> None:
     model = check(real_onnx)
     config = model.config
-    norm = NormConfig(eps=1e-12)
-    layer = LayerConfig(AttentionConfig(12, 32), FeedForwardConfig(1536, "gelu"), 0, attention_norm=norm, ffn_norm=norm)
-    assert config.layers == tuple(replace(layer, weights_of=i) for i in range(3))
-    assert (config.vocab, config.embedding_norm, config.positions.kind) == (30522, norm, "absolute")
+    norm = {"eps": 1e-12}
+    assert config == EncoderConfig.from_json({
+        "vocab": 30522, "hidden": 384, "embedding": 384, "positions": {"kind": "absolute", "rows": 512}, "token_types": 2,
+        "embedding_norm": norm, "pooler": config.pooler,
+        "layer": {
+            "attention": {"heads": 12, "head_size": 32}, "attention_norm": norm,
+            "ffn": {"inter": 1536, "activation": "gelu"}, "ffn_norm": norm,
+        },
+        "layers": [{"repeat": 3}],
+    })  # fmt: skip
     same_weights(ftbert.load(anonymous(real_onnx, tmp_path / "a.onnx")), real_onnx)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -17,13 +16,7 @@ from torch import Tensor
 
 from ftbert._library import load_library
 from ftbert.checkpoint import (
-    AttentionConfig,
     EncoderConfig,
-    FeedForwardConfig,
-    LayerConfig,
-    NormConfig,
-    PositionConfig,
-    RotaryConfig,
 )
 
 load_library()
@@ -158,21 +151,27 @@ LONGEST = 40
 
 def model(place: Place, attention: str, positions: str, rows: int = LONGEST, heads: int = 4, size: int = 32) -> Any:
     """Two layers that turn heads in two ways, and one that norms them as well."""
-    attentions = [
-        AttentionConfig(heads, size, 2, rotary=RotaryConfig(theta=1e4)),
-        AttentionConfig(heads, size, 2, window=(5, 5), rotary=RotaryConfig(theta=1e2, dims=16, interleaved=True)),
-        AttentionConfig(heads, size, 2, rotary=RotaryConfig(theta=1e4), qk_norm=NormConfig(1e-6, bias=False)),
+    attentions: list[dict[str, Any]] = [
+        {"rotary": {"theta": 1e4}},
+        {"rotary": {"theta": 1e2, "dims": 16, "interleaved": True}, "window": [5, 5]},
+        {"rotary": {"theta": 1e4}, "qk_norm": {"eps": 1e-6, "bias": False}},
     ]
-    norm = NormConfig(1e-6)
-    layers = [LayerConfig(one, FeedForwardConfig(96, "gelu"), i, norm, norm) for i, one in enumerate(attentions)]
-    config = EncoderConfig(50, 64, 64, PositionConfig(positions, rows), tuple(layers), padding_id=1, embedding_norm=norm)
+    norm = {"eps": 1e-6}
+    config = EncoderConfig.from_json({
+        "vocab": 50, "hidden": 64, "embedding": 64, "positions": {"kind": positions, "rows": rows}, "padding_id": 1,
+        "embedding_norm": norm, "layers": [{"attention": one} for one in attentions],
+        "layer": {
+            "attention": {"heads": heads, "head_size": size, "kv_heads": 2}, "attention_norm": norm,
+            "ffn": {"inter": 96, "activation": "gelu"}, "ffn_norm": norm,
+        },
+    })  # fmt: skip
     generator = torch.Generator().manual_seed(0)
     weights = {}
     for name, shape in config.weight_shapes().items():
         noise = torch.randn(shape, generator=generator)
         weights[name] = 1 + 0.2 * noise if name.endswith("norm.weight") else noise * (shape[-1] ** -0.5 if len(shape) == 2 else 0.1)
     on_place = {name: one.to(place.device, place.dtype) for name, one in weights.items()}
-    return torch.classes.ftbert.Encoder(on_place, json.dumps(config.to_json()), attention)
+    return torch.classes.ftbert.Encoder(on_place, config.text(), attention)
 
 
 def batch(device: str) -> tuple[Tensor, Tensor]:

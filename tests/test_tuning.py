@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from conftest import gpu_memory_left
 from fake_gpu import QKV, FakeAlgorithm, fake_gpu
 from tables import HERE, row
 
-from ftbert.checkpoint import AttentionConfig, EncoderConfig, FeedForwardConfig, LayerConfig, NormConfig, PositionConfig
+from ftbert.checkpoint import EncoderConfig
 from ftbert.cli import main
 from ftbert.dtypes import DTYPES
 from ftbert.quantization import quantize
@@ -58,14 +59,24 @@ def test_the_encoder_runs_the_m_that_is_timed_and_few_more() -> None:
         assert all(0 <= module.rows(m) - m < max(64, 1 + m // 32) for m in range(low, high + 1))
 
 
+def of_one_layer(norm: dict[str, Any], **layer: Any) -> EncoderConfig:
+    """Of width 768; norm: both of the layer."""
+    return EncoderConfig.from_json({
+        "vocab": 9, "hidden": 768, "embedding": 768, "positions": {"kind": "none", "rows": 9},
+        "layers": [layer | {"attention_norm": norm, "ffn_norm": norm}],
+    })  # fmt: skip
+
+
 def test_products_are_those_that_a_model_runs() -> None:
-    norm = NormConfig(eps=1e-12)
-    layer = LayerConfig(AttentionConfig(12, 64), FeedForwardConfig(3072, "gelu_new"), 0, attention_norm=norm, ffn_norm=norm)
-    config = EncoderConfig(vocab=9, hidden=768, embedding=768, positions=PositionConfig("absolute", 9), layers=(layer,) * 2)
+    config = of_one_layer(
+        attention={"heads": 12, "head_size": 64}, ffn={"inter": 3072, "activation": "gelu_new"}, norm={"eps": 1e-12}
+    )
+    layer = config.layers[0]
+    config, attention, norm = replace(config, layers=(layer,) * 2), layer.attention, layer.ffn_norm
     out, down = (Product("fp16", 768, k, True, layernorm=True) for k in (768, 3072))
     up = Product("fp16", 3072, 768, True, "gelu_tanh")
     assert tuning.products(config, "fp16") == products_of_shape(768, 3072, "gelu_new", "fp16") == [QKV, out, up, down]
-    pre, narrow = replace(layer, norm_place="pre"), AttentionConfig(8, 64, kv_heads=2, qkv_bias=False)
+    pre, narrow = replace(layer, norm_place="pre"), replace(attention, heads=8, kv_heads=2, qkv_bias=False)
     # Behind the last sum there is no block, and in a sandwich another norm comes first.
     summed = [replace(product, layernorm=False, prenorm=True) for product in (out, down)]
     expected = [QKV, summed[0], up, summed[1], tuning.without_norm(down)]
@@ -75,7 +86,7 @@ def test_products_are_those_that_a_model_runs() -> None:
     for alone in (sandwich, replace(layer, attention_norm=rms, ffn_norm=rms)):
         assert not any(product.normed for product in tuning.products(replace(config, layers=(alone,) * 2), "fp16"))
     # The general attention path adds the bias itself.
-    small = replace(layer, attention=AttentionConfig(48, 16))
+    small = replace(layer, attention=replace(attention, heads=48, kv_heads=48, head_size=16))
     assert tuning.products(replace(config, layers=(small,)), "fp16")[0] == Product("fp16", 2304, 768)
     gated = replace(layer, ffn=replace(layer.ffn, gated=True))
     assert tuning.products(replace(config, layers=(gated,)), "fp16")[2:] == [replace(up, n=6144, gated=True), down]
@@ -94,10 +105,12 @@ def test_products_of_e4m3_are_those_that_a_model_runs() -> None:
     # Matrices of other sizes stay as they are, and hand on what the next one reads or not.
     odd = products_of_shape(768, 3080, "gelu", "fp16", e4m3=True)
     assert [product.dtype for product in odd] == [down, down, "fp16", "fp16"]
-    norm, ffn = NormConfig(eps=1e-6, kind="rms", bias=False), FeedForwardConfig(1152, "silu", True, False, False)
-    attention = AttentionConfig(12, 64, qkv_bias=False, out_bias=False)
-    layer = LayerConfig(attention, ffn, 0, attention_norm=norm, ffn_norm=norm, norm_place="pre")
-    config = EncoderConfig(vocab=9, hidden=768, embedding=768, positions=PositionConfig("none", 9), layers=(layer,))
+    config = of_one_layer(
+        attention={"heads": 12, "head_size": 64, "qkv_bias": False, "out_bias": False},
+        ffn={"inter": 1152, "activation": "silu", "gated": True, "up_bias": False, "down_bias": False},
+        norm={"eps": 1e-6, "kind": "rms", "bias": False}, norm_place="pre",
+    )  # fmt: skip
+    layer, ffn = config.layers[0], config.layers[0].ffn
     stored = tuning.in_e4m3(config)
     assert sum(spec.stored == "e4m3" for spec in stored.weight_specs()) == 4
     gated = Product(up, 2304, 768, activation="silu", gated=True)

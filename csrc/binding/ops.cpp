@@ -57,13 +57,15 @@ std::vector<Tensor> dispatch_forward_batch(const EncoderPtr& encoder, const Tens
 // THE list of weight names, for whoever converts or loads: name, shape, whether it is the operand of a product, and the
 // type in which it is stored, "" where that is the model's.
 using ListedWeight = std::tuple<std::string, std::vector<int64_t>, bool, std::string>;
-std::vector<ListedWeight> list_weights(const std::string& config) {
-  const EncoderConfig parsed = EncoderConfig::parse(config);
+// The whole description (EncoderConfig::parse), and the tensors that it asks for.
+std::tuple<std::string, std::vector<ListedWeight>> read_config(const std::string& config) {
+  std::string whole;
+  const EncoderConfig parsed = EncoderConfig::parse(config, &whole);
   check_layers_exist(parsed);
   std::vector<ListedWeight> specs;
   for (const WeightSpec& spec : weight_specs(parsed))
     specs.emplace_back(spec.name, spec.shape, spec.matrix, spec.type ? std::string(to_string(*spec.type)) : "");
-  return specs;
+  return {whole, specs};
 }
 
 StringDict activations() {
@@ -224,7 +226,7 @@ TORCH_LIBRARY(ftbert, m) {
             "int shared_prefix=0) -> Tensor[]",
             &forward_batch, {at::Tag::cudagraph_unsafe});
 
-  m.def("weight_specs(str config) -> ((str, int[], bool, str)[])", &list_weights);
+  m.def("read_config(str config) -> (str, (str, int[], bool, str)[])", &read_config);
   m.def("build_info() -> Dict(str, str)", &build_info);
   m.def("activations() -> Dict(str, str)", &activations);
   m.def("follow_busy_cores(bool on, bool? crowded=None) -> bool", &follow_busy_cores);

@@ -180,6 +180,26 @@ class Parser {
   size_t at_ = 0;
 };
 
+std::string quoted(std::string_view text) {
+  static constexpr char kHex[] = "0123456789abcdef";
+  std::string made = "\"";
+  for (const char c : text) {
+    if (static_cast<unsigned char>(c) < 0x20) {
+      made.append("\\u00").append({kHex[c >> 4], kHex[c & 0xF]});
+      continue;
+    }
+    if (c == '"' || c == '\\') made += '\\';
+    made += c;
+  }
+  return made + '"';
+}
+
+std::string number_text(double real) {
+  char digits[32];
+  const std::string made(digits, std::to_chars(digits, digits + sizeof(digits), real).ptr);  // the fewest that say it
+  return made.find_first_of(".e") == std::string::npos ? made + ".0" : made;
+}
+
 }  // namespace
 
 const Json* Json::find(std::string_view key) const {
@@ -191,6 +211,22 @@ const Json* Json::find(std::string_view key) const {
 }
 
 Json parse_json(std::string_view text) { return Parser(text).document(); }
+
+std::string json_text(const Json& json) {
+  if (json.is_null()) return "null";
+  if (const bool* truth = json.as<bool>()) return *truth ? "true" : "false";
+  if (const int64_t* integer = json.as<int64_t>()) return std::to_string(*integer);
+  if (const double* real = json.as<double>()) return number_text(*real);
+  if (const std::string* text = json.as<std::string>()) return quoted(*text);
+  std::string items;
+  const auto begin = [&] { items += items.empty() ? "" : ", "; };
+  if (const Json::Array* array = json.as<Json::Array>()) {
+    for (const Json& one : *array) begin(), items += json_text(one);
+    return "[" + items + "]";
+  }
+  for (const auto& [key, value] : *json.as<Json::Object>()) begin(), items += quoted(key) + ": " + json_text(value);
+  return "{" + items + "}";
+}
 
 std::string shown(std::string_view text) {
   std::string made(text.substr(0, 60));

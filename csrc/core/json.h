@@ -31,6 +31,9 @@ struct Json::Member {
 // Throws Error that names the key and the byte at which text is no JSON, is longer than 4 MiB or nested deeper than 32.
 Json parse_json(std::string_view text);
 
+// JSON text that parse_json reads as the same values; numbers must be finite.
+std::string json_text(const Json& json);
+
 // For messages: short, in printable ASCII. A text in quotes, an array or object by its size.
 std::string shown(const Json& json);
 std::string shown(std::string_view text);

@@ -51,6 +51,7 @@ Window read_window(Section& read) {
     read.require(sides->size() == 2, "window",
                  "expected [left, right], got " + std::to_string(sides->size()) + " numbers");
     if (sides->size() == 2) window = {.left = side(0), .right = side(1)};
+    read.keep("window", {*sides});
   }
   if (!read.boolean("causal", false)) return window;
   read.require(window.right == 0 || window.right == Window::kAll, "causal",
@@ -140,8 +141,9 @@ LayerConfig read_layer(Section& read) {
   return c;
 }
 
-// The layers of one entry of `layers`, behind those that are there; false where they become too many.
-bool read_layers(Section& read, const EncoderConfig& model, std::vector<LayerConfig>& layers) {
+// The layers of one entry of `layers`, behind those that are there, and an entry of its own for each; false where they
+// become too many.
+bool read_layers(Section& read, const EncoderConfig& model, std::vector<LayerConfig>& layers, Json::Array& entries) {
   const int64_t first = static_cast<int64_t>(layers.size()), end = first + read.integer("repeat", 1, kMostRows, 1);
   const int64_t shared = read.integer("weights_of", 0, kMostRows, -1);  // -1: each has its own
   LayerConfig layer = read_layer(read);
@@ -154,12 +156,16 @@ bool read_layers(Section& read, const EncoderConfig& model, std::vector<LayerCon
   for (int64_t i = first; i < std::min(end, kMostLayers); ++i) {
     layer.weights_of = shared < 0 ? model.stage.first_layer + i : shared;
     layers.push_back(layer);
+    read.keep("repeat", {int64_t{1}});
+    read.keep("weights_of", {layer.weights_of});
+    entries.push_back({read.values()});
   }
   return end <= kMostLayers;
 }
 
 std::vector<LayerConfig> read_all_layers(Section& read, const EncoderConfig& model, Complaints& complaints) {
   std::vector<LayerConfig> layers;
+  Json::Array all;
   bool few = true;
   const std::optional<Section> common = read.section("layer");
   const Json::Array* entries = read.array("layers", /*needed=*/true);
@@ -173,8 +179,9 @@ std::vector<LayerConfig> read_all_layers(Section& read, const EncoderConfig& mod
       continue;
     }
     Section layer(complaints, {&entry, path}, common ? common->source() : JsonAt{});
-    few = read_layers(layer, model, layers);
+    few = read_layers(layer, model, layers, all);
   }
+  read.keep("layers", {std::move(all)});
   return layers;
 }
 
@@ -206,7 +213,7 @@ int64_t EncoderConfig::max_seq() const {
   return positions == PositionKind::from_padding ? max_positions - padding_id - 1 : max_positions;
 }
 
-EncoderConfig EncoderConfig::parse(std::string_view json) {
+EncoderConfig EncoderConfig::parse(std::string_view json, std::string* whole) {
   const Json document = parse_json(json);
   FTBERT_CHECK(document.as<Json::Object>(), "the model configuration: expected an object, got ", shown(document));
   Complaints complaints;
@@ -262,6 +269,7 @@ EncoderConfig EncoderConfig::parse(std::string_view json) {
   read.require(biased, "relative_bias", "no layer has attention.relative_bias");
   check_shared(c, complaints);
   complaints.throw_any("the model configuration is not valid:");
+  if (whole) *whole = json_text({read.values()});
   return c;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -103,8 +104,9 @@ struct EncoderConfig {
   int64_t max_seq() const;
 
   // From `encoder` of a checkpoint's config.json (docs/checkpoint.md), as JSON text. Throws Error that lists what is
-  // missing, unknown, impossible or contradicts the rest, by the path of its key.
-  static EncoderConfig parse(std::string_view json);
+  // missing, unknown, impossible or contradicts the rest, by the path of its key. whole, where given: becomes the same
+  // description with every default written out and an entry for each layer.
+  static EncoderConfig parse(std::string_view json, std::string* whole = nullptr);
 };
 
 }  // namespace ftbert

@@ -1,5 +1,7 @@
 #include "model/section.h"
 
+#include <algorithm>
+
 #include "core/check.h"
 
 namespace ftbert {
@@ -53,10 +55,10 @@ int64_t Section::integer(std::string_view key, int64_t low, int64_t high, std::o
   const Json* found = find(key);
   if (!found) {
     require(otherwise.has_value(), key, "missing");
-    return otherwise.value_or(low);
+    return kept(key, otherwise.value_or(low));
   }
   const int64_t* value = found->as<int64_t>();
-  if (value && low <= *value && *value <= high) return *value;
+  if (value && low <= *value && *value <= high) return kept(key, *value);
   const bool above = value && *value > high;
   expected(key, above ? "an integer <= " + std::to_string(high) : "an integer >= " + std::to_string(low), *found);
   return low;
@@ -66,16 +68,17 @@ double Section::number(std::string_view key, double above, double high, std::opt
   const Json* found = find(key);
   if (!found) {
     require(otherwise.has_value(), key, "missing");
-    return otherwise.value_or(high);
+    return kept(key, otherwise.value_or(high));
   }
-  return number_of(key, *found, above, high);
+  return kept(key, number_of(key, *found, above, high, otherwise));
 }
 
-double Section::number_of(std::string_view key, const Json& found, double above, double high) {
+double Section::number_of(std::string_view key, const Json& found, double above, double high,
+                          std::optional<double> also) {
   const int64_t* integer = found.as<int64_t>();
   const double* real = found.as<double>();
   const double value = integer ? static_cast<double>(*integer) : real ? *real : above;
-  if ((integer || real) && above < value && value <= high) return value;
+  if ((integer || real) && ((above < value && value <= high) || value == also)) return value;
   expected(key, "a number in (" + text_of(above) + ", " + text_of(high) + "]", found);
   return high;
 }
@@ -83,6 +86,7 @@ double Section::number_of(std::string_view key, const Json& found, double above,
 std::vector<double> Section::numbers(std::string_view key, const Json::Array& list, double above, double high) {
   std::vector<double> found;
   for (const Json& one : list) found.push_back(number_of(key, one, above, high));
+  keep(key, {Json::Array(list)});
   return found;
 }
 
@@ -90,16 +94,15 @@ bool Section::boolean(std::string_view key, bool otherwise) {
   const Json* found = find(key);
   const bool* value = found ? found->as<bool>() : &otherwise;
   if (!value) expected(key, "true or false", *found);
-  return value ? *value : otherwise;
+  return kept(key, value ? *value : otherwise);
 }
 
 std::string Section::text(std::string_view key, std::optional<std::string> otherwise) {
   const Json* found = find(key);
   if (!found) require(otherwise.has_value(), key, "missing");
-  if (!found) return otherwise.value_or("");
-  const std::string* value = found->as<std::string>();
-  if (!value) expected(key, "a string", *found);
-  return value ? *value : otherwise.value_or("");
+  const std::string* value = found ? found->as<std::string>() : nullptr;
+  if (found && !value) expected(key, "a string", *found);
+  return kept(key, value ? *value : otherwise.value_or(""));
 }
 
 std::optional<Section> Section::section(std::string_view key) {
@@ -111,7 +114,10 @@ std::optional<Section> Section::section(std::string_view key) {
   }
   const Json* shared = common_.json ? common_.json->find(key) : nullptr;
   const bool both = shared && shared != found && shared->as<Json::Object>();
-  return Section(complaints_, {found, path_of(key)}, both ? JsonAt{shared, inside(common_.path, key)} : JsonAt{});
+  Section made(complaints_, {found, path_of(key)}, both ? JsonAt{shared, inside(common_.path, key)} : JsonAt{});
+  made.around_ = this;
+  made.key_ = key;
+  return made;
 }
 
 const Json::Array* Section::array(std::string_view key, bool needed) {
@@ -122,12 +128,23 @@ const Json::Array* Section::array(std::string_view key, bool needed) {
   return found->as<Json::Array>();
 }
 
+void Section::keep(std::string_view key, Json value) {
+  const auto at =
+      std::lower_bound(values_.begin(), values_.end(), key,
+                       [](const Json::Member& member, std::string_view wanted) { return member.key < wanted; });
+  if (at != values_.end() && at->key == key)
+    at->value = std::move(value);
+  else
+    values_.insert(at, {std::string(key), std::move(value)});
+}
+
 void Section::finish() {
   for (const JsonAt* source : {&own_, &common_}) {
     if (!source->json) continue;
     for (const auto& [key, value] : *source->json->as<Json::Object>())
       if (!asked_.count(key)) complaints_.add(inside(source->path, key), "unknown key");
   }
+  if (around_) around_->keep(key_, {values_});
 }
 
 }  // namespace ftbert

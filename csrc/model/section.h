@@ -29,15 +29,20 @@ struct JsonAt {
   std::string path;
 };
 
-// What `own` says; where it lacks a key, what `common` says. null is neither: the key is absent.
+// What `own` says; where it lacks a key, what `common` says. null is neither: the key is absent. A section inside
+// another must not outlive it.
 class Section {
  public:
   Section(Complaints& complaints, JsonAt own, JsonAt common = {})
       : complaints_(complaints), own_(std::move(own)), common_(std::move(common)) {}
 
   const JsonAt& source() const { return own_; }
+  // Every value that was read, with the default of an absent key; sections inside from their finish() on.
+  const Json::Object& values() const { return values_; }
+  void keep(std::string_view key, Json value);  // as one of them, in the place of one that is there
 
-  // `otherwise` where the key is absent; without one that is a complaint. After a complaint, some possible value.
+  // `otherwise` where the key is absent; without one that is a complaint. After a complaint, some possible value. A
+  // number is in (above, high] or what stands for an absent one.
   int64_t integer(std::string_view key, int64_t low, int64_t high, std::optional<int64_t> otherwise = {});
   double number(std::string_view key, double above, double high, std::optional<double> otherwise = {});
   bool boolean(std::string_view key, bool otherwise);
@@ -60,17 +65,25 @@ class Section {
 
   void require(bool condition, std::string_view key, const std::string& words);
   void complain(std::string_view key, const std::string& words);  // "" for the section itself
-  void finish();                                                  // complains about keys that nobody asked for
+  void finish();                                                  // complains about keys that nobody read
 
  private:
   const Json* find(std::string_view key);
   std::string path_of(std::string_view key) const;  // where it was found
   void expected(std::string_view key, const std::string& what, const Json& got);
-  double number_of(std::string_view key, const Json& found, double above, double high);
+  double number_of(std::string_view key, const Json& found, double above, double high, std::optional<double> also = {});
+  template <class T>
+  T kept(std::string_view key, T value) {
+    keep(key, {value});
+    return value;
+  }
 
   Complaints& complaints_;
   JsonAt own_, common_;
   std::set<std::string, std::less<>> asked_;
+  Json::Object values_;
+  Section* around_ = nullptr;
+  std::string key_;  // in the section around it
 };
 
 }  // namespace ftbert

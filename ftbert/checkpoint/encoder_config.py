@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Collection
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -35,47 +35,46 @@ class NormConfig:
     or "before_gamma" too."""
 
     eps: float
-    kind: str = "layer"
-    bias: bool = True
-    offset: float = 0.0
-    rounding: str = "once"
+    kind: str
+    bias: bool
+    offset: float
+    rounding: str
 
 
 @dataclass(frozen=True)
 class RotaryConfig:
-    """The first `dims` numbers of each head (None: all) are turned in pairs, pair i by position * frequencies[i], which
-    theta stands for: theta^(-2i / dims). amplitude: of what was turned. interleaved: pairs (2i, 2i+1), not
+    """The first `dims` numbers of each head are turned in pairs, pair i by position * frequencies[i]; theta stands for
+    the frequencies theta^(-2i / dims). amplitude: of the turned numbers. interleaved: pairs (2i, 2i+1), not
     (i, i + dims/2)."""
 
-    theta: float | None = None
-    dims: int | None = None
-    frequencies: tuple[float, ...] | None = None
-    amplitude: float = 1.0
-    interleaved: bool = False
+    theta: float | None
+    dims: int
+    frequencies: tuple[float, ...] | None
+    amplitude: float
+    interleaved: bool
 
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """kv_heads: of keys and values, None for as many as of queries. scale: of a score, None for 1 / sqrt(head_size).
-    soft_cap: a scaled score s becomes soft_cap * tanh(s / soft_cap); 0: it stays. window: how many keys a query sees to
-    its left and right, None for all. relative_bias: the model's table is added to the scores. qk_norm: over each head
-    of queries and keys. qkv_type, out_type: of the matrices as stored, "e4m3", "int8" or "q8_0", with scales, or that
-    of the "model"."""
+    """kv_heads: of keys and values. scale: of a score. soft_cap: a scaled score s becomes soft_cap * tanh(s /
+    soft_cap); 0: it stays. window: how many keys a query sees to its left and right, None for all. relative_bias: the
+    model's table is added to the scores. qk_norm: over each head of queries and keys. qkv_type, out_type: of the
+    matrices as stored, "e4m3", "int8" or "q8_0", with scales, or that of the "model"."""
 
     heads: int
     head_size: int
-    kv_heads: int | None = None
-    scale: float | None = None
-    soft_cap: float = 0.0
-    window: tuple[int | None, int | None] | None = None
-    causal: bool = False
-    relative_bias: bool = False
-    rotary: RotaryConfig | None = None
-    qk_norm: NormConfig | None = None
-    qkv_bias: bool = True
-    out_bias: bool = True
-    qkv_type: str = "model"
-    out_type: str = "model"
+    kv_heads: int
+    scale: float
+    soft_cap: float
+    window: tuple[int | None, int | None] | None
+    causal: bool
+    relative_bias: bool
+    rotary: RotaryConfig | None
+    qk_norm: NormConfig | None
+    qkv_bias: bool
+    out_bias: bool
+    qkv_type: str
+    out_type: str
 
     @property
     def width(self) -> int:
@@ -85,7 +84,7 @@ class AttentionConfig:
     @property
     def kv_width(self) -> int:
         """Columns of keys, and of values."""
-        return (self.kv_heads or self.heads) * self.head_size
+        return self.kv_heads * self.head_size
 
 
 @dataclass(frozen=True)
@@ -95,11 +94,11 @@ class FeedForwardConfig:
 
     inter: int
     activation: str
-    gated: bool = False
-    up_bias: bool = True
-    down_bias: bool = True
-    up_type: str = "model"
-    down_type: str = "model"
+    gated: bool
+    up_bias: bool
+    down_bias: bool
+    up_type: str
+    down_type: str
 
 
 @dataclass(frozen=True)
@@ -110,11 +109,11 @@ class LayerConfig:
     attention: AttentionConfig
     ffn: FeedForwardConfig
     weights_of: int
-    attention_norm: NormConfig | None = None
-    ffn_norm: NormConfig | None = None
-    attention_result_norm: NormConfig | None = None
-    ffn_result_norm: NormConfig | None = None
-    norm_place: str = "post"
+    attention_norm: NormConfig | None
+    ffn_norm: NormConfig | None
+    attention_result_norm: NormConfig | None
+    ffn_result_norm: NormConfig | None
+    norm_place: str
 
 
 @dataclass(frozen=True)
@@ -155,27 +154,27 @@ class StageConfig:
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """As csrc/model/config.h, which checks the values. embedding: width of the embedding tables, projected to hidden
-    where there is an embedding_projection. embedding_scale: of rows of the word table. word_type: of that table as
-    stored, "int8" with a scale for each row, or that of the "model". shard: heads, kv_heads and inter are a rank's.
-    stage: the layers are a stage's."""
+    """As csrc/model/config.h, which reads JSON, checks it and knows the defaults. embedding: width of the embedding
+    tables, projected to hidden where there is an embedding_projection. embedding_scale: of rows of the word table.
+    word_type: of that table as stored, "int8" with a scale for each row, or that of the "model". shard: heads, kv_heads
+    and inter are a rank's. stage: the layers are a stage's."""
 
     vocab: int
     hidden: int
     embedding: int
     positions: PositionConfig
     layers: tuple[LayerConfig, ...]
-    padding_id: int = 0
-    token_types: int = 0
-    embedding_scale: float = 1.0
-    relative_bias: RelativeBiasConfig | None = None
-    embedding_norm: NormConfig | None = None
-    final_norm: NormConfig | None = None
-    embedding_projection: bool = False
-    pooler: bool = False
-    word_type: str = "model"
-    shard: ShardConfig | None = None
-    stage: StageConfig | None = None
+    padding_id: int
+    token_types: int
+    embedding_scale: float
+    relative_bias: RelativeBiasConfig | None
+    embedding_norm: NormConfig | None
+    final_norm: NormConfig | None
+    embedding_projection: bool
+    pooler: bool
+    word_type: str
+    shard: ShardConfig | None
+    stage: StageConfig | None
 
     @property
     def depth(self) -> int:
@@ -198,9 +197,9 @@ class EncoderConfig:
 
     def to_json(self) -> Json:
         """What all layers have in common once, then each run of equal layers by what else it has."""
-        written = _plain(self)
+        written = asdict(self, dict_factory=_said)
         layers = written.pop("layers")
-        if all(layer["weights_of"] == i for i, layer in enumerate(layers, _first_layer(written))):
+        if all(layer["weights_of"] == i for i, layer in enumerate(layers, self.stage.first_layer if self.stage else 0)):
             layers = [{key: value for key, value in layer.items() if key != "weights_of"} for layer in layers]
         common = _common(layers) if layers else {}
         alike = itertools.groupby(_without(layer, common) for layer in layers)
@@ -209,15 +208,9 @@ class EncoderConfig:
 
     @classmethod
     def from_json(cls, document: Json) -> EncoderConfig:
-        """ValueError lists what the core refuses."""
-        _specs(json.dumps(document))
-        layers: list[LayerConfig] = []
-        first = _first_layer(document)
-        for entry in document["layers"]:
-            layer = _merged(document.get("layer") or {}, entry)
-            for _ in range(layer.pop("repeat", None) or 1):
-                layers.append(_made(LayerConfig, {"weights_of": first + len(layers)} | _said(layer)))
-        return _made(cls, {key: value for key, value in document.items() if key != "layer"} | {"layers": layers})
+        """The core reads it and fills in what is absent (docs/checkpoint.md); ValueError lists what it refuses."""
+        whole: EncoderConfig = _made(cls, json.loads(_read(json.dumps(document))[0]))
+        return whole
 
     def text(self) -> str:
         """What torch.classes.ftbert.Encoder is built from."""
@@ -225,7 +218,7 @@ class EncoderConfig:
 
     def weight_specs(self) -> list[WeightSpec]:
         """Every tensor of the encoder; ValueError lists what the core cannot run."""
-        return _specs(self.text())
+        return _read(self.text())[1]
 
     def weight_shapes(self) -> dict[str, list[int]]:
         return {spec.name: spec.shape for spec in self.weight_specs()}
@@ -258,58 +251,35 @@ def shared_layers(layers: int, distinct: int) -> list[dict[str, int]]:
     return [{"repeat": len(list(run)), "weights_of": weights} for weights, run in runs]
 
 
-def _specs(text: str) -> list[WeightSpec]:
+def _read(text: str) -> tuple[str, list[WeightSpec]]:
+    """The same description with every default and each layer for itself, and its tensors."""
     load_library()
     try:
-        return [WeightSpec(*one) for one in torch.ops.ftbert.weight_specs(text)]
+        whole, specs = torch.ops.ftbert.read_config(text)
     except RuntimeError as error:
         raise ValueError(str(error)[:4000]) from None
+    return whole, [WeightSpec(*one) for one in specs]
 
 
-def _first_layer(document: Json) -> int:
-    return int((document.get("stage") or {}).get("first_layer", 0))
-
-
-def _plain(config: Any) -> Any:
-    """As JSON has it, without what is at its default."""
-    if isinstance(config, tuple):
-        return [_plain(one) for one in config]
-    if not hasattr(config, "__dataclass_fields__"):
-        return config
-    values = [(f, getattr(config, f.name)) for f in fields(config)]
-    return {f.name: _plain(value) for f, value in values if value != f.default}
-
-
-def _said(values: Json) -> Json:
-    return {key: value for key, value in values.items() if value is not None}
+def _said(values: list[tuple[str, Any]]) -> Json:
+    return {key: value for key, value in values if value is not None}
 
 
 _NESTED: dict[str, Any] = {
-    "attention": AttentionConfig, "ffn": FeedForwardConfig, "rotary": RotaryConfig, "positions": PositionConfig,
-    "relative_bias": RelativeBiasConfig, "shard": ShardConfig, "stage": StageConfig,
+    "attention": AttentionConfig, "ffn": FeedForwardConfig, "layers": LayerConfig, "rotary": RotaryConfig,
+    "positions": PositionConfig, "relative_bias": RelativeBiasConfig, "shard": ShardConfig, "stage": StageConfig,
 }  # fmt: skip
 
 
 def _made(kind: Any, values: Json) -> Any:
-    """A dataclass from JSON that the core has checked; null is what is absent."""
-    made = {
-        key: _made(_NESTED.get(key, NormConfig), value)  # every other object is a norm
-        if isinstance(value, dict)
-        else tuple(value)
-        if isinstance(value, list)
-        else value
-        for key, value in _said(values).items()
-    }
-    return kind(**made)
+    """A dataclass from JSON that the core has made; a key that is not there is None."""
+    return kind(**{f.name: _value(f.name, values.get(f.name)) for f in fields(kind)})
 
 
-def _merged(common: Json, own: Json) -> Json:
-    both = {
-        key: _merged(common[key], value)
-        for key, value in own.items()
-        if isinstance(value, dict) and isinstance(common.get(key), dict)
-    }
-    return common | own | both
+def _value(key: str, value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_value(key, one) for one in value)
+    return _made(_NESTED.get(key, NormConfig), value) if isinstance(value, dict) else value  # all others are norms
 
 
 def _common(layers: list[Json]) -> Json:

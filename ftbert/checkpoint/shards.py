@@ -28,12 +28,11 @@ def shard_of(whole: EncoderConfig, rank: int, size: int) -> EncoderConfig:
 
 def _layer(layer: LayerConfig, size: int) -> LayerConfig:
     attention = layer.attention
-    kv_heads = attention.kv_heads or attention.heads
-    shared = kv_heads < size and size % kv_heads == 0
+    shared = attention.kv_heads < size and size % attention.kv_heads == 0
     attention = replace(
         attention,
         heads=_share("heads", attention.heads, size),
-        kv_heads=1 if shared else _share("key and value heads", kv_heads, size),
+        kv_heads=1 if shared else _share("key and value heads", attention.kv_heads, size),
     )
     inter = _share("inner columns (inter)", layer.ffn.inter, size)
     return replace(layer, attention=attention, ffn=replace(layer.ffn, inter=inter))

@@ -12,15 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from ftbert.checkpoint import (
-    AttentionConfig,
-    EncoderConfig,
-    FeedForwardConfig,
-    LayerConfig,
-    NormConfig,
-    activations,
-    fits_8_bits,
-)
+from ftbert.checkpoint import EncoderConfig, LayerConfig, NormConfig, activations, fits_8_bits
 from ftbert.dtypes import DTYPES
 from ftbert.tuning.gemm_rows import WGMMA_TILE, WITH_NORM, Own, Product, Row
 from ftbert.tuning.gemm_table import tuner_module
@@ -69,9 +61,6 @@ def _of_layer(
 ) -> list[Product]:
     """QKV, attention's output, and the two of the feed-forward block. next_norm: before the next layer."""
     attention, ffn = layer.attention, layer.ffn
-    if ffn.activation not in activations():
-        raise ValueError(f"activation must be one of {', '.join(activations())}; got {ffn.activation!r}")
-
     post = layer.norm_place == "post"
 
     def types(stored: str, result: str = dtype) -> str:
@@ -108,8 +97,12 @@ def _of_layer(
 def products_of_shape(hidden: int, inter: int, activation: str, dtype: str, e4m3: bool = False) -> list[Product]:
     """Of one layer, where LayerNorm follows both blocks. e4m3: with `in_e4m3`. ValueError for an activation that the
     core does not know."""
-    norm, attention = NormConfig(eps=1e-12), AttentionConfig(heads=1, head_size=hidden)
-    layer = LayerConfig(attention, FeedForwardConfig(inter, activation), 0, attention_norm=norm, ffn_norm=norm)
+    if activation not in activations():
+        raise ValueError(f"activation must be one of {', '.join(activations())}; got {activation!r}")
+    attention, ffn, norm = {"heads": 1, "head_size": hidden}, {"inter": inter, "activation": activation}, {"eps": 1e-12}
+    described = {"attention": attention, "attention_norm": norm, "ffn": ffn, "ffn_norm": norm}
+    around = {"vocab": 1, "hidden": hidden, "embedding": hidden, "positions": {"kind": "none", "rows": 1}}
+    layer = EncoderConfig.from_json({**around, "layers": [described]}).layers[0]
     return _of_layer(hidden, _in_e4m3(hidden, layer) if e4m3 else layer, None, dtype, fused=True)
 
 
