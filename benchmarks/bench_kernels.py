@@ -43,7 +43,7 @@ from torch import Tensor  # noqa: E402
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 from torch.nn.functional import gelu, layer_norm, linear, normalize, scaled_dot_product_attention, silu  # noqa: E402
 
-from ftbert._library import load_library  # noqa: E402
+from ftbert._library import library_path, load_library  # noqa: E402
 
 HIDDEN, INTER, HEADS, VOCAB = 768, 3072, 12, 30522
 SIZE = HIDDEN // HEADS
@@ -208,6 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.threads:
         torch.set_num_threads(options.threads)
     load_library()
+    torch.ops.load_library(str(library_path().with_name("libftbert_test.so")))  # single kernels
     device, dtype = torch.device(options.device), DTYPES[options.dtype]
     facts = provenance(device, options.dtype, rounds=options.rounds)
     out = options.out or results_file(f"kernels-{device.type}-{options.dtype}", whole=not options.kernel)

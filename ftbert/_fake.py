@@ -1,4 +1,4 @@
-"""Shapes and dtypes of every op without computing: what torch.compile and torch.export trace with."""
+"""Shapes and dtypes of the library's ops without computing: what torch.compile and torch.export trace with."""
 
 from __future__ import annotations
 
@@ -63,12 +63,6 @@ def _forward_batch(
     ]
 
 
-def _padding(mask: Tensor) -> tuple[Tensor, ...]:
-    rows = mask.shape[0] * mask.shape[1]
-    sizes = (mask.shape[0] + 1, torch.int32), (rows, torch.int64), (rows, torch.int32), (5, torch.int64)
-    return tuple(mask.new_empty(size, dtype=dtype) for size, dtype in sizes)
-
-
 def _pack_q8_0(values: Tensor, scales: Tensor) -> Tensor:
     rows, columns = values.shape
     if values.device.type == "cpu":
@@ -76,134 +70,19 @@ def _pack_q8_0(values: Tensor, scales: Tensor) -> Tensor:
     return values.new_empty(rows * columns * 34 // 32, dtype=torch.uint8)
 
 
-def _padding_stage(ids: Tensor, types: Any, index: Any, cu: Tensor, tokens: int, most: int, batch: int) -> Any:
-    staged = ids.new_empty(most)
-    return staged, torch.empty_like(staged), cu.new_empty(most), cu.new_empty(batch + 1)
-
-
-def _attention(
-    qkv: Tensor, cu: Tensor, max_seqlen: int, heads: int, bias: Any = None, columns: Any = None, bf16: bool = False,
-    kv_heads: int = 0, scale: Any = None, left: int = -1, right: int = -1, out_scale: Any = None,
-) -> Tensor:  # fmt: skip
-    return _scaled((qkv.shape[0], qkv.shape[1] // (heads + 2 * (kv_heads or heads)) * heads), qkv, out_scale)
-
-
-def _add_qkv_bias(
-    qkv: Tensor, bias: Any, cu: Tensor, seq: int, heads: int, kv_heads: int = 0
-) -> tuple[Tensor, ...]:
-    shape = (cu.shape[0] - 1, heads, seq, qkv.shape[1] // (heads + 2 * (kv_heads or heads)))
-    return tuple(qkv.new_empty(shape) for _ in range(3))
-
-
-def _linear(a: Tensor, weight: Tensor, gated: bool) -> Tensor:
-    return a.new_empty((a.shape[0], weight.shape[0] // (2 if gated else 1)))
-
-
-def _add_bias_input_layernorm(
-    x: Tensor, bias: Any, residual: Any, gamma: Any, beta: Any, eps: float, kind: str = "layer", offset: float = 0,
-    rounding: str = "once", total: bool = True, copy: Any = None, *_: Any,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    absent = x.new_empty((0, x.shape[1]))
-    return absent if total and copy is not None else torch.empty_like(x), torch.empty_like(x) if total else absent
-
-
-def _embeddings_layernorm(
-    ids: Tensor, types: Any, index: Any, positions: Tensor, word: Tensor, position: Any, token_type: Any, gamma: Any,
-    beta: Any, eps: float, kind: str = "layer", offset: float = 0, rounding: str = "once", scale: float = 1,
-    copy: Any = None, copy_scale: Any = None, word_scale: Tensor | None = None,
-) -> Tensor:  # fmt: skip
-    return (word if word_scale is None else word_scale).new_empty((positions.shape[0], word.shape[1]))
-
-
-def _scaled(shape: tuple[int, ...], x: Tensor, scale: Any) -> Tensor:
-    return x.new_empty(shape, dtype=x.dtype if scale is None else torch.float8_e4m3fn)
-
-
-def _linear_norm(
-    a: Tensor, weight: Any, bias: Any, residual: Tensor, gamma: Any, beta: Any, eps: float, variant: str,
-    kind: str = "layer", offset: float = 0, rounding: str = "once", total: bool = False,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return torch.empty_like(residual), torch.empty_like(residual) if total else a.new_empty((0, residual.shape[1]))
-
-
-def _linear_norm_e4m3(
-    a: Tensor, a_scale: Any, weight: Any, weight_scale: Any, bias: Any, residual: Tensor, gamma: Any, beta: Any,
-    eps: float, variant: str, kind: str = "layer", offset: float = 0, rounding: str = "once", total: bool = False,
-    copy_scale: Any = None, *_: Any,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    none = residual.new_empty((0, residual.shape[1]))
-    copy = none.to(a.dtype) if copy_scale is None else torch.empty_like(residual, dtype=a.dtype)
-    if not total:
-        return torch.empty_like(residual), none, copy
-    return torch.empty_like(residual) if copy_scale is None else none, torch.empty_like(residual), copy
-
-
-_TURNED_DTYPE = 18  # the place of linear_turned's dtype behind a and weight
-
 # What each op makes of its arguments, which come in the order of its schema (csrc/binding/).
 _FAKES: dict[str, Callable[..., Any]] = {
     "forward_batch": _forward_batch,
-    "gather_rows": lambda packed, cu, kind, rows=None: packed.new_empty(
-        (cu.shape[0] - 1 if rows is None else rows.shape[0], packed.shape[1])
-    ),
     "pack_q8_0": _pack_q8_0,
     "pack_weight": torch.empty_like,
-    "padding": _padding,
-    "padding_mask": lambda lengths, seq: lengths.new_empty((lengths.shape[0], seq), dtype=torch.uint8),
-    "padding_positions": lambda ids, index, cu, tokens, *_: ids.new_empty(tokens, dtype=torch.int32),
-    "padding_stage": _padding_stage,
-    "remove_padding": lambda padded, index, tokens: padded.new_empty((tokens, padded.shape[1])),
     "restore_padding": lambda packed, index: packed.new_empty((index.shape[0], packed.shape[1])),
-    "embeddings_layernorm": _embeddings_layernorm,
-    "add_bias_input_layernorm": _add_bias_input_layernorm,
-    "add_bias_act": lambda x, bias, activation, scale=None: _scaled(x.shape, x, scale),
-    "add_bias_act_": lambda *_: None,
-    "add_bias_gate": lambda x, bias, activation, scale=None: _scaled((x.shape[0], x.shape[1] // 2), x, scale),
-    "quantise": lambda x, scale: _scaled(x.shape, x, scale),
-    "byte_rows": lambda x, smooth=None: x.new_empty((x.shape[0], (x.shape[1] + 71) // 64 * 64), dtype=torch.uint8),
-    "argmax": lambda logits: logits.new_empty(logits.shape[0], dtype=torch.int64),
-    "attention": _attention,
-    "attention_apart": lambda q, *_: q.new_empty(q.shape),
-    "add_qkv_bias": _add_qkv_bias,
-    "rotary": lambda qkv, *_: torch.empty_like(qkv),
-    "rotary_table": lambda frequencies, amplitude, positions: frequencies.new_empty(
-        (positions, frequencies.shape[0], 2), dtype=torch.float32
+    "add_bias_act": lambda x, bias, activation, scale=None: torch.empty_like(
+        x, dtype=x.dtype if scale is None else torch.float8_e4m3fn
     ),
-    "repeat_prefix": lambda *_: None,
-    "store_keys_values": lambda *_: None,
-    "softmax": lambda scores, cu, scale, bias, columns, dtype, *_: torch.empty_like(scores, dtype=dtype),
-    "transpose": lambda x, cu, tokens: x.new_empty((tokens, x.shape[1] * x.shape[3])),
+    "argmax": lambda logits: logits.new_empty(logits.shape[0], dtype=torch.int64),
     "pooling": lambda hidden, cu, *_: hidden.new_empty(
         (hidden.shape[0] if cu is None else cu.shape[0] - 1, hidden.shape[1]), dtype=torch.float32
     ),
-    "linear": lambda a, weight, bias, activation, gated=False: _linear(a, weight, gated),
-    "linear_own": lambda a, weight, bias, activation, kernel, variant, gated=False, scales=None: _linear(
-        a, weight, gated
-    ),
-    "linear_e4m3": lambda a, a_scale, weight, weight_scale, bias, dtype, activation, gated=False, out_scale=None, *_: (
-        a.new_empty(
-            (a.shape[0], weight.shape[0] // (2 if gated else 1)),
-            dtype=dtype if out_scale is None else torch.float8_e4m3fn,
-        )
-    ),
-    "quantize_q8_1": lambda x: (
-        torch.empty_like(x, dtype=torch.int8),
-        x.new_empty((x.shape[0], x.shape[1] // 32), dtype=torch.float32),
-    ),
-    "dequantize_q8_0": lambda values, scales, dtype: torch.empty_like(values, dtype=dtype),
-    "int8_product": lambda rows, weight, scales, bias, activation, gated=False: scales.new_empty(
-        (rows.shape[0], weight.shape[0] // (2 if gated else 1))
-    ),
-    "linear_turned": lambda a, weight, *rest: a.new_empty(
-        (a.shape[0], weight.shape[0]), dtype=(rest[_TURNED_DTYPE] if len(rest) > _TURNED_DTYPE else None) or a.dtype
-    ),
-    "linear_few_rows": lambda a, weight, scales, bias, activation="none", gated=False, *_: _linear(a, weight, gated),
-    "mul_mat_vec_q8_0": lambda a, values, scales, bias=None, activation="none", gated=False: _linear(a, values, gated),
-    "rms_norm": lambda x, *_: torch.empty_like(x),
-    "rope": lambda x, *_: torch.empty_like(x),
-    "silu_mul": lambda x: x.new_empty((x.shape[0], x.shape[1] // 2)),
-    "linear_norm": _linear_norm,
-    "linear_norm_e4m3": _linear_norm_e4m3,
 }
 
 

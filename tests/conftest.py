@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from op_library import load_test_ops
 
 # Of several GPUs each of pytest-xdist's workers, "gw0" and on, has another one first. Before CUDA starts in this process,
 # which device_count() leaves alone where it can ask the driver's NVML.
@@ -19,6 +20,8 @@ if (_worker := os.environ.get("PYTEST_XDIST_WORKER")) and (_count := torch.cuda.
     _gpus = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(_count)))).split(",")
     _first = int(_worker.removeprefix("gw")) % _count
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(_gpus[_first:] + _gpus[:_first])
+
+load_test_ops()  # before modules ask for their names
 
 VOCAB_WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *[chr(c) for c in range(97, 123)]]
 VOCAB_WORDS += ["##" + chr(c) for c in range(97, 123)] + [f"word{i}" for i in range(40)] + list("0123456789.,!?")

@@ -16,10 +16,13 @@ from typing import Any
 
 import torch
 from families import make_model
+from op_library import load_test_ops
 from torch import Tensor
 
 import ftbert
-import ftbert.norm  # loads the library before its ops are asked for, and registers what they are on the CPU
+import ftbert.norm  # registers what ops are on the CPU
+
+load_test_ops()  # before they are asked for
 
 INTEGERS = [-(2**63), -(2**31), -2, -1, 0, 1, 2, 3, 5, 8, 2**31 - 1, 2**31, 2**32, 2**40, 2**58, 2**62, 2**63 - 1]
 DTYPES = [value for value in vars(torch).values() if isinstance(value, torch.dtype)]

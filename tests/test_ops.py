@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from fuzz_ops import run
 from random_calls import DTYPES, models, op_names, shrink, valid, without_positions
+
+import ftbert
 
 ops = torch.ops.ftbert
 
@@ -197,14 +203,36 @@ def test_every_dtype_of_ids_and_mask(dtype: torch.dtype) -> None:
         assert "attention_mask" in str(error) or "not implemented" in str(error)
 
 
-TRACED = "add_bias_act add_bias_act_ add_bias_input_layernorm argmax attention attention_apart gather_rows padding padding_stage pooling rotary"
-
-
-@pytest.mark.parametrize("name", TRACED.split())
+@pytest.mark.parametrize("name", ["add_bias_act", "argmax", "pooling", "restore_padding"])
 def test_opcheck(name: str) -> None:
     """torch's own check of schema, fake implementation and dynamic shapes."""
     arguments = [one.clone() if isinstance(one, torch.Tensor) else one for one in valid(name, "cpu")]
     torch.library.opcheck(getattr(ops, name).default, arguments)
+
+
+def only_in(library: Path) -> set[str]:
+    """The ops of a process that has loaded it alone."""
+    program = f"""import torch
+torch.ops.load_library({str(library)!r})
+print(*(name.partition("::")[2] for name in torch._C._dispatch_get_all_op_names() if name.startswith("ftbert::")))"""
+    return set(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split())
+
+
+def test_the_installed_library_has_the_ops_of_the_package_alone() -> None:
+    shipped = only_in(ftbert.library_path())
+    text = "".join(path.read_text(encoding="utf-8") for path in (Path(__file__).parents[1] / "ftbert").rglob("*.py"))
+    assert {name for name in shipped if not re.search(rf"\b{name}\b", text)} == set()
+    named = set(re.findall(r"torch\.ops\.ftbert\.(\w+)", text))
+    assert named <= shipped < set(op_names()) and len(shipped) <= 26
+
+
+SCHEMAS = "add_bias_act_ add_bias_input_layernorm attention attention_apart gather_rows padding padding_stage repeat_prefix rotary store_keys_values"
+
+
+@pytest.mark.parametrize("name", SCHEMAS.split())
+def test_schemas_say_what_is_written(name: str) -> None:
+    arguments = [one.clone() if isinstance(one, torch.Tensor) else one for one in valid(name, "cpu")]
+    torch.library.opcheck(getattr(ops, name).default, arguments, test_utils="test_schema")
 
 
 @pytest.mark.parametrize("name", ["add_bias_act_", "repeat_prefix", "store_keys_values"])

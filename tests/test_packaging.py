@@ -153,14 +153,17 @@ def test_metadata_name_the_torch_that_was_compiled_against(sources: Path, tmp_pa
     assert [re.sub("[>= ].*; *", "; ", text) for text in requires if text.startswith("onnx")] == ['onnx; extra == "onnx"']
 
 
-# Says where it was told to build, and leaves a library there that says whether it found what it built before.
+# Leaves a library where it was told to build, which says whether it found what it built before, and the ops of tests
+# unless they were declined.
 CMAKE = """#!/bin/sh
 if [ "$1" = --version ]; then echo "cmake version 4.0.0"; exit; fi
 if [ "$1" = -S ]; then
   [ -e "$4/CMakeCache.txt" ] && found=kept || found=new
   mkdir -p "$4" && : > "$4/CMakeCache.txt"
+  others=libftbert_test.so
+  for option in "$@"; do [ "$option" = -DFTBERT_TEST_OPS=OFF ] && others=; done
   for option in "$@"; do case "$option" in -DFTBERT_LIB_DIR=*)
-    mkdir -p "${option#*=}" && printf "$found" > "${option#*=}/libftbert.so";; esac; done
+    mkdir -p "${option#*=}" && for file in libftbert.so $others; do printf "$found" > "${option#*=}/$file"; done;; esac; done
 fi
 """
 
@@ -181,6 +184,7 @@ def test_a_second_wheel_finds_what_was_compiled_for_the_first(
         done = hook("build_wheel", str(out), root=sources, path=tmp_path / "bin")
         assert done.returncode == 0, done.stderr
         with zipfile.ZipFile(next(out.glob("*.whl"))) as wheel:
+            assert [n for n in wheel.namelist() if n.startswith("ftbert/lib/")] == ["ftbert/lib/libftbert.so"]
             return wheel.read("ftbert/lib/libftbert.so").decode()
 
     monkeypatch.delenv("FTBERT_CUDA_ARCHS", raising=False)

@@ -5,11 +5,13 @@
 #include <optional>
 #include <vector>
 
+#include "binding/visible.h"
+
 namespace ftbert::binding {
 
 // The op that the schema names. on_cpu: none where Python registers it.
-void define_op(torch::Library& m, const char* schema, std::optional<torch::CppFunction> on_cpu,
-               torch::CppFunction on_cuda, const std::vector<at::Tag>& tags);
+FTBERT_VISIBLE void define_op(torch::Library& m, const char* schema, std::optional<torch::CppFunction> on_cpu,
+                              torch::CppFunction on_cuda, const std::vector<at::Tag>& tags);
 
 // One function for both devices: the core's own switch chooses.
 template <class F>
@@ -17,7 +19,7 @@ void define_op(torch::Library& m, const char* schema, F* function, const std::ve
   define_op(m, schema, torch::CppFunction(function), torch::CppFunction(function), tags);
 }
 
-void refuse_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack*);
+FTBERT_VISIBLE void refuse_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack*);
 
 template <class F>
 void define_cuda_op(torch::Library& m, const char* schema, F* function) {

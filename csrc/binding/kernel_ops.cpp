@@ -1,8 +1,6 @@
-// torch.ops.ftbert.*: every kernel by itself, for tests, benchmarks and heads; those of norms are in norm_ops.cpp, of
-// padding in padding_ops.cpp, of rotary positions in rotary_ops.cpp, products in product_ops.cpp. Fake implementations
-// are in ftbert/_fake.py.
+// torch.ops.ftbert.*: the kernels that heads, pooling and sampling call by themselves. The ops of all other kernels are
+// in test_ops/, a library that tests and benchmarks load. Fakes are in ftbert/_fake.py.
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 
 #include "binding/define_op.h"
 #include "binding/op_checks.h"
@@ -12,234 +10,30 @@
 namespace ftbert::binding {
 namespace {
 
-void bias_act_in_place(const Tensor& x, const OptionalTensor& bias, const std::string& activation) {
-  elements("x", x, 2);
-  same("bias", bias, x, {x.size(1)});
-  const Activation act = parse_activation(activation);
-  if (x.numel() == 0) return;
-  run(x, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
-    add_bias_act<Device, T>(call.context, data<T>(x), data<T>(bias), act, x.size(0), x.size(1));
-  });
-}
-
 // With a scale in e4m3.
 Tensor bias_act(const Tensor& x, const OptionalTensor& bias, const std::string& activation,
                 const OptionalTensor& scale) {
-  rank("x", x, 2);
-  const Tensor out = x.clone();
-  if (!scale) {
-    bias_act_in_place(out, bias, activation);
-    return out;
-  }
   elements("x", x, 2);
   same("bias", bias, x, {x.size(1)});
   const Activation act = parse_activation(activation);
-  const Tensor made = at::empty(x.sizes(), x.options().dtype(at::kFloat8_e4m3fn));
-  const Operand to = scaled_e4m3("out", made, scale, x, x.sizes());
-  if (x.numel() == 0) return made;
+  const Tensor out = x.clone();
+  const Tensor small = scale ? at::empty(x.sizes(), x.options().dtype(at::kFloat8_e4m3fn)) : out;
+  const Operand to = scale ? scaled_e4m3("out", small, scale, x, x.sizes()) : Operand();
+  if (x.numel() == 0) return small;
   run(x, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
     add_bias_act<Device, T>(call.context, data<T>(out), data<T>(bias), act, x.size(0), x.size(1), to);
-  });
-  return made;
-}
-
-Tensor quantise_op(const Tensor& x, const Tensor& scale) {
-  elements("x", x, 2);
-  const Tensor out = at::empty(x.sizes(), x.options().dtype(at::kFloat8_e4m3fn));
-  const Operand to = scaled_e4m3("out", out, scale, x, x.sizes());
-  if (x.numel() == 0) return out;
-  run(x, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
-    quantise<Device, T>(call.context, data<T>(x), x.size(0), x.size(1), to);
-  });
-  return out;
-}
-
-// x [rows, cols], smooth [cols] -> byte rows (core/byte_rows.h) of x * smooth.
-Tensor byte_rows_op(const Tensor& x, const OptionalTensor& smooth) {
-  elements("x", x, 2);
-  const Tensor out = at::empty({x.size(0), byte_row_bytes(x.size(1))}, x.options().dtype(at::kByte));
-  const Operand to = byte_rows("x", out, smooth, x, x.size(0), x.size(1));
-  Context<Cpu> context;
-  quantise<Cpu, float>(context, data<float>(x), x.size(0), x.size(1), to);
-  return out;
-}
-
-// x [rows, 2 * cols], bias [2 * cols] -> [rows, cols], with a scale in e4m3.
-Tensor bias_gate(const Tensor& x, const OptionalTensor& bias, const std::string& activation,
-                 const OptionalTensor& scale) {
-  elements("x", x, 2);
-  FTBERT_CHECK(x.size(1) % 2 == 0, "x: expected columns of gate and up in turns, got ", describe(x));
-  same("bias", bias, x, {x.size(1)});
-  const Activation act = parse_activation(activation);
-  const int64_t rows = x.size(0), cols = x.size(1) / 2;
-  const Tensor out = at::empty({rows, cols}, scale ? x.options().dtype(at::kFloat8_e4m3fn) : x.options());
-  const Operand scaled = scale ? scaled_e4m3("out", out, scale, x, {rows, cols}) : Operand();
-  if (x.numel() == 0) return out;
-  run(x, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
-    add_bias_gate<Device, T>(call.context, Operand::of(data<T>(x)), data<T>(bias), act, rows, cols,
-                             scale ? scaled : Operand::of(data<T>(out)));
-  });
-  return out;
-}
-
-// Keys on each side of a query that it sees; -1: all.
-Window window_of(int64_t left, int64_t right) {
-  count("left", left, -1, Window::kAll);
-  count("right", right, -1, Window::kAll);
-  const auto side = [](int64_t keys) { return keys < 0 ? Window::kAll : static_cast<int>(keys); };
-  return {side(left), side(right)};
-}
-
-// table [heads, 2*span-1], or none: 0
-int64_t span_of(const OptionalTensor& table, const Tensor& like, int64_t heads) {
-  if (!table) return 0;
-  FTBERT_CHECK(table->dim() == 2 && table->size(1) % 2 == 1, "relative_bias: expected [heads, 2*span-1], got ",
-               describe(*table));
-  same("relative_bias", table, like, {heads, table->size(1)});
-  return (table->size(1) + 1) / 2;
-}
-
-Tensor attend(const Tensor& qkv, const Tensor& cu, int64_t max_seqlen, int64_t heads,
-              const OptionalTensor& relative_bias, const OptionalTensor& columns, bool bf16, int64_t kv_heads,
-              std::optional<double> scale, int64_t left, int64_t right, const OptionalTensor& out_scale) {
-  elements("qkv", qkv, 2);
-  FTBERT_CHECK(!bf16 || qkv.is_cpu(), "bf16: operands are rounded on the CPU alone; elsewhere qkv itself may be bf16");
-  const Heads h = heads_of(qkv, heads, kv_heads, scale);
-  const Window window = window_of(left, right);
-  const int64_t span = span_of(relative_bias, qkv, heads);
-  count("max_seqlen", max_seqlen, 0, kAnyLength);
-  max_seqlen = std::min(max_seqlen, qkv.size(0));  // no sequence is longer than all
-  const int64_t batch = check_offsets(cu, qkv, qkv.size(0), max_seqlen);
-  check_columns(columns, cu, qkv.size(0));
-  Tensor out = at::empty({qkv.size(0), h.width()}, qkv.options());
-  // With a scale in e4m3, by whatever kernel: as in layers.
-  const Tensor small = out_scale ? at::empty(out.sizes(), out.options().dtype(at::kFloat8_e4m3fn)) : out;
-  const Operand scaled = out_scale ? scaled_e4m3("out", small, out_scale, qkv, out.sizes()) : Operand();
-  run(qkv, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
-    FTBERT_CHECK((attention_supports<Device, T>(call.context, h)), "attention: no fused kernel for head size ", h.size,
-                 " here; the general path takes any");
-    const Tensor scratch =
-        at::empty({static_cast<int64_t>(attention_scratch_bytes<Device, T>(h, max_seqlen, AttentionUse::together))},
-                  qkv.options().dtype(at::kByte));
-    const DType read = attention_operand<Device, T>(bf16 ? DType::bf16 : kDType<T>);
-    const Tensor given = read == kDType<T> ? qkv : qkv.to(at::kBFloat16);
-    const Operand rows{const_cast<void*>(given.const_data_ptr()), read};
-    Sequences sequences = Sequences::of_tokens(data<int32_t>(cu), batch, max_seqlen, qkv.size(0));
-    sequences.early = false;  // the offsets may have been written just now
-    Operand wished = Operand::of(data<T>(out));
-    if (scaled && !out.is_cpu()) wished = scaled, wished.data = out.data_ptr();
-    const Operand made = attention<Device, T>(call.context, h, QueriesKeysValues::side_by_side(rows, h), sequences,
-                                              {window, {data<T>(relative_bias), data<int32_t>(columns), span}},
-                                              {scratch.data_ptr()}, wished);
-    if (made.scaled())
-      copy_on_device(call.context, made.data, scaled.data, small.nbytes());
-    else if (scaled)
-      quantise<Device, T>(call.context, data<T>(out), out.size(0), out.size(1), scaled);
   });
   return small;
 }
 
-// q [queries, heads * head_size], k and v [keys, kv_heads * head_size]: tensors of their own, or columns of one. Of
-// each sequence the first max_q rows are computed. With end_k its keys are the rows [cu_k[i], end_k[i]).
-Tensor attend_apart(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_q, const Tensor& cu_k,
-                    int64_t max_q, int64_t heads, int64_t kv_heads, double scale, int64_t left, int64_t right,
-                    const OptionalTensor& end_k) {
-  count("heads", heads, 1);
-  count("kv_heads", kv_heads, 1, heads);
-  FTBERT_CHECK(q.dim() == 2 && q.size(1) % heads == 0 && heads % kv_heads == 0,
-               "q: expected [queries, heads * head_size] and heads a multiple of kv_heads, got ", describe(q), " for ",
-               heads, " heads and ", kv_heads, " of keys and values");
-  const Heads h{heads, kv_heads, q.size(1) / heads, static_cast<float>(scale)};
-  const auto rows = [&](const char* name, const Tensor& t, int64_t cols) {
-    FTBERT_CHECK(t.dim() == 2 && t.size(1) == cols && t.stride(1) == 1 && t.scalar_type() == q.scalar_type() &&
-                     t.device() == q.device() && has_data(t),
-                 name, ": expected rows of ", cols, " contiguous elements like q's, got ", describe(t));
-    return Rows{t.const_data_ptr(), t.stride(0)};
-  };
-  const Rows of_q = rows("q", q, h.width()), of_k = rows("k", k, h.kv_width()), of_v = rows("v", v, h.kv_width());
-  FTBERT_CHECK(v.size(0) == k.size(0), "v: expected as many rows as k, got ", describe(v));
-  const Window window = window_of(left, right);
-  count("max_q", max_q, 0);
-  const int64_t batch = check_offsets(cu_q, q, q.size(0)), longest = std::max(q.size(0), k.size(0));
-  end_k ? check_key_ranges(cu_k, *end_k, q, k.size(0), batch)
-        : void(check_offsets(cu_k, q, k.size(0), kAnyLength, batch));
-  Tensor out = at::empty(q.sizes(), q.options());
-  run(q, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
-    FTBERT_CHECK((attention_supports<Device, T>(call.context, h)), "attention: no fused kernel for head size ", h.size);
-    const AttentionUse use = max_q == 1 && end_k ? AttentionUse::decode : AttentionUse::together;
-    const Tensor scratch = at::empty({static_cast<int64_t>(attention_scratch_bytes<Device, T>(h, longest, use))},
-                                     q.options().dtype(at::kByte));
-    const int64_t arrivals = use == AttentionUse::decode ? attention_arrivals<Device>() : 0;
-    const Tensor counted = at::zeros({arrivals}, q.options().dtype(at::kInt));
-    const Sequences sequences{.cu_q = data<int32_t>(cu_q),
-                              .cu_k = data<int32_t>(cu_k),
-                              .count = batch,
-                              .max_q = max_q,
-                              .max_k = longest,
-                              .rows = q.size(0),
-                              .rows_k = k.size(0),
-                              .early = false,
-                              .end_k = data<int32_t>(end_k)};
-    attention<Device, T>(call.context, h, {kDType<T>, of_q, of_k, of_v}, sequences, {window, {}},
-                         {scratch.data_ptr(), arrivals > 0 ? counted.mutable_data_ptr<int32_t>() : nullptr},
-                         Operand::of(data<T>(out)));
-  });
-  return out;
-}
-
-std::tuple<Tensor, Tensor, Tensor> qkv_bias(const Tensor& qkv, const OptionalTensor& bias, const Tensor& cu,
-                                            int64_t seq, int64_t heads, int64_t kv_heads) {
-  elements("qkv", qkv, 2);
-  same("bias", bias, qkv, {qkv.size(1)});
-  count("seq", seq, 0);
-  const Heads h = heads_of(qkv, heads, kv_heads);
-  const int64_t batch = check_offsets(cu, qkv, qkv.size(0), seq);
-  const auto make = [&] { return at::empty({batch, heads, seq, h.size}, qkv.options()); };
-  Tensor q = make(), k = make(), v = make();
-  if (q.numel() == 0) return {q, k, v};
-  run(qkv, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
-    add_qkv_bias<Device, T>(call.context, h, data<T>(qkv), data<T>(bias),
-                            Sequences::of_tokens(data<int32_t>(cu), batch, seq, qkv.size(0)), data<T>(q), data<T>(k),
-                            data<T>(v));
-  });
-  return {q, k, v};
-}
-
-Tensor softmax_op(const Tensor& scores, const Tensor& cu, double scale, const OptionalTensor& relative_bias,
-                  const OptionalTensor& columns, at::ScalarType type, int64_t left, int64_t right, double soft_cap) {
-  rank("scores", scores, 4);
-  const int64_t batch = scores.size(0), heads = scores.size(1), seq = scores.size(3);
-  FTBERT_CHECK(scores.scalar_type() == at::kFloat && scores.size(2) == seq,
-               "scores: expected Float [batch, heads, seq, seq], got ", describe(scores));
-  dtype_of(type);
-  FTBERT_CHECK(type == at::kFloat || !scores.is_cpu(), "dtype: expected Float on the CPU, got ", at::toString(type));
-  Tensor out = at::empty(scores.sizes(), scores.options().dtype(type));
-  const int64_t span = span_of(relative_bias, out, heads);
-  check_offsets(cu, scores, columns ? columns->numel() : std::numeric_limits<int32_t>::max(), seq, batch);
-  check_columns(columns, cu, 0);
-  if (out.numel() == 0) return out;
-  count("heads", heads, 1);
-  const Window window = window_of(left, right);
-  run(out, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
-    softmax<Device, T>(call.context, {.count = heads, .scale = static_cast<float>(scale)}, data<float>(scores),
-                       Sequences::of_tokens(data<int32_t>(cu), batch, seq, 0),
-                       {window, {data<T>(relative_bias), data<int32_t>(columns), span}, static_cast<float>(soft_cap)},
-                       data<T>(out));
-  });
-  return out;
-}
-
-Tensor transpose_op(const Tensor& x, const Tensor& cu, int64_t tokens) {
-  elements("x", x, 4);
-  count("tokens", tokens, 0);
-  check_offsets(cu, x, tokens, x.size(2), x.size(0));
-  count("heads", x.size(1), 0);
-  count("head_size", x.size(3), 0);
-  Tensor out = at::empty({tokens, x.size(1) * x.size(3)}, x.options());
-  if (x.numel() == 0) return out;
-  run(x, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
-    transpose<Device, T>(call.context, {.count = x.size(1), .size = x.size(3)}, data<T>(x),
-                         Sequences::of_tokens(data<int32_t>(cu), x.size(0), x.size(2), tokens), data<T>(out));
+Tensor restore_op(const Tensor& packed, const Tensor& packed_index) {
+  elements("packed", packed, 2);
+  integers("packed_index", packed_index, packed, at::kInt, 0);
+  check_range("packed_index", packed_index, packed_index.size(0), -1, packed.size(0));
+  Tensor out = at::empty({packed_index.size(0), packed.size(1)}, packed.options());
+  run(packed, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
+    restore_padding<Device, T>(call.context, data<T>(packed), data<int32_t>(packed_index), packed_index.size(0),
+                               packed.size(1), data<T>(out));
   });
   return out;
 }
@@ -273,29 +67,7 @@ Tensor argmax_op(const Tensor& logits) {
 
 TORCH_LIBRARY_FRAGMENT(ftbert, m) {
   define_op(m, "add_bias_act(Tensor x, Tensor? bias, str activation, Tensor? scale=None) -> Tensor", &bias_act);
-  define_op(m, "add_bias_act_(Tensor(a!) x, Tensor? bias, str activation) -> ()", &bias_act_in_place);
-  define_op(m, "add_bias_gate(Tensor x, Tensor? bias, str activation, Tensor? scale=None) -> Tensor", &bias_gate);
-  define_op(m, "quantise(Tensor x, Tensor scale) -> Tensor", &quantise_op);
-  define_op(m, "byte_rows(Tensor x, Tensor? smooth=None) -> Tensor", &byte_rows_op);
-  define_op(m,
-            "attention(Tensor qkv, Tensor cu_seqlens, SymInt max_seqlen, int heads, Tensor? relative_bias=None, "
-            "Tensor? columns=None, bool bf16=False, int kv_heads=0, float? scale=None, int left=-1, int right=-1, "
-            "Tensor? out_scale=None) -> Tensor",
-            &attend);
-  define_op(m,
-            "attention_apart(Tensor q, Tensor k, Tensor v, Tensor cu_q, Tensor cu_k, SymInt max_q, int heads, int "
-            "kv_heads, float scale, int left=-1, int right=-1, Tensor? end_k=None) -> Tensor",
-            &attend_apart);
-  define_op(m,
-            "add_qkv_bias(Tensor qkv, Tensor? bias, Tensor cu_seqlens, SymInt seq, int heads, int kv_heads=0) -> "
-            "(Tensor, Tensor, "
-            "Tensor)",
-            &qkv_bias);
-  define_op(m,
-            "softmax(Tensor scores, Tensor cu_seqlens, float scale, Tensor? relative_bias, Tensor? columns, "
-            "ScalarType dtype, int left=-1, int right=-1, float soft_cap=0.0) -> Tensor",
-            &softmax_op);
-  define_op(m, "transpose(Tensor x, Tensor cu_seqlens, SymInt tokens) -> Tensor", &transpose_op);
+  define_op(m, "restore_padding(Tensor packed, Tensor packed_index) -> Tensor", &restore_op);
   define_op(m, "pooling(Tensor hidden, Tensor? cu_seqlens, str mode, bool normalize) -> Tensor", &pooling_op);
   define_op(m, "argmax(Tensor logits) -> Tensor", &argmax_op);
 }

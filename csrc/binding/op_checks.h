@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "binding/tensors.h"
+#include "binding/visible.h"
 #include "core/check.h"
 #include "core/dispatch.h"
 #include "kernels/kernels.h"
@@ -62,45 +63,16 @@ inline void element_tensor(const char* name, const Tensor& t, const Tensor& like
 
 // cu_seqlens int32 [batch+1]: from 0, never falling, to at most `rows`, by at most `longest` at a time. -> batch, which
 // is the one expected, if any.
-int64_t check_offsets(const Tensor& cu_seqlens, const Tensor& like, int64_t rows, int64_t longest = kAnyLength,
-                      std::optional<int64_t> expected = std::nullopt);
-
-// begin and end int32 [batch]: of each sequence rows [begin, end) of `rows`; they may overlap.
-void check_key_ranges(const Tensor& begin, const Tensor& end, const Tensor& like, int64_t rows, int64_t batch);
+FTBERT_VISIBLE int64_t check_offsets(const Tensor& cu_seqlens, const Tensor& like, int64_t rows,
+                                     int64_t longest = kAnyLength, std::optional<int64_t> expected = std::nullopt);
 
 // Elements [0, count) of an int32 or int64 vector, or those that `at` [count] names: low <= x < end.
-void check_range(const char* name, const Tensor& indices, int64_t count, int64_t low, int64_t end,
-                 const int64_t* at = nullptr);
-
-// token_index int64: tokens cu_seqlens[b] to cu_seqlens[b+1] lie in row b of [batch, seq], in rising columns.
-void check_token_index(const Tensor& token_index, const Tensor& cu_seqlens, int64_t seq);
-
-// columns int32, or none: at least so many, not negative and rising within each sequence.
-void check_columns(const OptionalTensor& columns, const Tensor& cu_seqlens, int64_t least);
+FTBERT_VISIBLE void check_range(const char* name, const Tensor& indices, int64_t count, int64_t low, int64_t end,
+                                const int64_t* at = nullptr);
 
 // What an op stores in e4m3: out / scale, scale one float. Both or neither, of like's device.
-Operand scaled_e4m3(const char* name, const OptionalTensor& out, const OptionalTensor& scale, const Tensor& like,
-                    at::IntArrayRef shape);
-
-// Where an op stores byte rows of [rows, cols] numbers beside like's: out uint8 [rows, byte_row_bytes(cols)], smooth
-// [cols] or none.
-Operand byte_rows(const char* name, const Tensor& out, const OptionalTensor& smooth, const Tensor& like, int64_t rows,
-                  int64_t cols);
-
-// Of a product: a [m, k], weight [n, k], n and k not 0; bias [n].
-void operands(const Tensor& a, const Tensor& weight, const OptionalTensor& bias);
-
-// The same of a weight in q8_0: int8 [n, k] with scales fp16 [n, k / 32].
-void q8_0_operands(const Tensor& a, const Tensor& weight, const Tensor& scales, const OptionalTensor& bias);
-
-// One scale, or one for each row. -> which of them
-Granularity scales(const char* name, const Tensor& t, const Tensor& like, int64_t rows);
-// The same of matrices in E4M3 with their scales, a bias in dtype. -> how many scales the weight has
-Granularity e4m3_operands(const Tensor& a, const Tensor& a_scale, const Tensor& weight, const Tensor& weight_scale,
-                          const OptionalTensor& bias, at::ScalarType dtype);
-
-// qkv [tokens, (heads + 2*kv_heads) * head_size]; kv_heads 0: as many as heads. scale: 1 / sqrt(head_size) without one.
-Heads heads_of(const Tensor& qkv, int64_t heads, int64_t kv_heads, std::optional<double> scale = std::nullopt);
+FTBERT_VISIBLE Operand scaled_e4m3(const char* name, const OptionalTensor& out, const OptionalTensor& scale,
+                                   const Tensor& like, at::IntArrayRef shape);
 
 // f(Backend<Device, T>{}, the call's CallContext<Device>), T the element type of that DType
 template <class F>

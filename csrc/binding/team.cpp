@@ -116,7 +116,7 @@ struct Calls {
   double looked = 0;
 };
 
-Calls& calls() {
+Calls& my_calls() {
   thread_local Calls mine;
   return mine;
 }
@@ -163,7 +163,7 @@ void look(Calls& mine, int size) {
 }  // namespace
 
 Team::Team(bool measures) {
-  Calls& mine = calls();
+  Calls& mine = my_calls();
   if (mine.depth == 0) {
     one_thread_if_forked();
     const int size = at::get_num_threads();  // which sets this thread's number, once
@@ -172,7 +172,7 @@ Team::Team(bool measures) {
   ++mine.depth;
 }
 
-Team::~Team() { --calls().depth; }
+Team::~Team() { --my_calls().depth; }
 
 bool follow_busy_cores(bool on, std::optional<bool> crowded) {
   const std::optional<ThreadTime> life = time_of(this_thread());

@@ -4,13 +4,15 @@
 #include <optional>
 #include <string>
 
+#include "binding/visible.h"
+
 namespace ftbert::binding {
 
 // Lives while this thread computes a call on the CPU. The outermost one of a thread reads, every 50 ms at most, for how
 // long the threads of its parallel regions waited for a core (Linux, /proc/self/task/<thread>/schedstat). While others
 // keep the cores busy (core/crowding.h) all threads of OpenMP in this process, torch's and oneDNN's too, sleep where
 // they wait for each other, instead of spinning. A forked child has one thread (binding/forked.h).
-class Team {
+class FTBERT_VISIBLE Team {
  public:
   // measures: false where a GPU waits for what the CPU does, which then takes no thread that it need not take.
   explicit Team(bool measures = true);

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "binding/visible.h"
 #include "gemm/gemm.h"
 
 namespace ftbert::binding {
@@ -14,7 +15,7 @@ namespace ftbert::binding {
 // oneDNN through ATen's dispatcher, with weights repacked once at load: 220 GFLOP/s from m=32 up on two Zen 4 cores,
 // where at::linear (MKL) gives 120-200, and 430 with weights packed in bf16, where a product's operands are rounded and
 // its sums are not. On AVX2, and without oneDNN in this PyTorch: panels of our own (gemm/cpu/panel_product_cpu.cpp).
-class TorchProducts : public CpuProducts {
+class FTBERT_VISIBLE TorchProducts : public CpuProducts {
  public:
   // One of a few sizes, of which in bf16 a thread may take its share: a kernel that oneDNN compiles for an m takes 0.8
   // MB and 0.3-0.7 ms (measured).
@@ -41,7 +42,7 @@ class TorchProducts : public CpuProducts {
 
 // weight [n, k], fp32, bf16 or int8 -> what TorchProducts multiplies by: oneDNN's blocked layout, panels [n / width, k,
 // width] of floats, or the bytes of int8's panels.
-at::Tensor pack_weight(const at::Tensor& weight);
+FTBERT_VISIBLE at::Tensor pack_weight(const at::Tensor& weight);
 bool is_packed(const at::Tensor& weight);
 bool has_shape(const at::Tensor& weight, at::IntArrayRef shape);            // packed or not
 at::Tensor unpack_weight(const at::Tensor& packed, at::IntArrayRef shape);  // [n, k]

@@ -1,10 +1,10 @@
-// torch.ops.ftbert.*: products of few rows, for tests. Fakes are in ftbert/_fake.py.
+// torch.ops.ftbert.*: products of few rows.
 #include <ATen/ops/empty.h>
 
 #include "binding/define_op.h"
-#include "binding/norm_words.h"
-#include "binding/op_checks.h"
 #include "binding/q8_0.h"
+#include "binding/test_ops/norm_words.h"
+#include "binding/test_ops/test_checks.h"
 #include "gemm/hopper/few_rows.h"
 
 namespace ftbert::binding {

@@ -1,9 +1,9 @@
-// torch.ops.ftbert.*: the kernels of rotary positions and of norms over heads, as kernel_ops.cpp has the others.
+// torch.ops.ftbert.*: the kernels of rotary positions and of norms over heads.
 #include <ATen/ops/empty.h>
 
 #include "binding/define_op.h"
-#include "binding/norm_words.h"
-#include "binding/op_checks.h"
+#include "binding/test_ops/norm_words.h"
+#include "binding/test_ops/test_checks.h"
 #include "gemm/gpu/turned_product.h"
 #include "kernels/kernels.h"
 

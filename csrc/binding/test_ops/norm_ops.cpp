@@ -1,10 +1,10 @@
-// torch.ops.ftbert.*: the kernels of norms, as kernel_ops.cpp has the others.
+// torch.ops.ftbert.*: the kernels of norms.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
 #include "binding/define_op.h"
-#include "binding/norm_words.h"
-#include "binding/op_checks.h"
+#include "binding/test_ops/norm_words.h"
+#include "binding/test_ops/test_checks.h"
 #include "kernels/kernels.h"
 
 namespace ftbert::binding {

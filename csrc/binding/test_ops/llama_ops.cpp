@@ -1,9 +1,9 @@
 // torch.ops.ftbert.rms_norm, rope, silu_mul: kernels by the names that llama.cpp has for their work, beside
-// quantize_q8_1, dequantize_q8_0 and mul_mat_vec_q8_0 (q8_0_ops.cpp). For tests; fakes are in ftbert/_fake.py.
+// quantize_q8_1, dequantize_q8_0 and mul_mat_vec_q8_0 (q8_0_ops.cpp).
 #include <ATen/ops/empty.h>
 
 #include "binding/define_op.h"
-#include "binding/op_checks.h"
+#include "binding/test_ops/test_checks.h"
 #include "kernels/kernels.h"
 
 namespace ftbert::binding {

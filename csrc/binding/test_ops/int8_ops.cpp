@@ -1,8 +1,8 @@
-// torch.ops.ftbert.int8_product: the CPU's int8 product by itself, for tests. The fake is in ftbert/_fake.py.
+// torch.ops.ftbert.int8_product: the CPU's int8 product by itself.
 #include <ATen/ops/empty.h>
 
 #include "binding/define_op.h"
-#include "binding/op_checks.h"
+#include "binding/test_ops/test_checks.h"
 #include "core/byte_rows.h"
 #include "kernels/isa.h"
 

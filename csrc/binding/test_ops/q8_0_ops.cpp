@@ -1,10 +1,10 @@
-// torch.ops.ftbert.*: q8_0 and Q8_1 by themselves, for tests. The fakes are in ftbert/_fake.py.
+// torch.ops.ftbert.*: q8_0 and Q8_1 by themselves.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mul.h>
 
 #include "binding/define_op.h"
-#include "binding/op_checks.h"
 #include "binding/q8_0.h"
+#include "binding/test_ops/test_checks.h"
 #include "core/device.h"
 #include "core/q8_0.h"
 #include "gemm/gemm.h"

@@ -1,10 +1,10 @@
-// torch.ops.ftbert.*: the kernels around padding, as kernel_ops.cpp has the others.
+// torch.ops.ftbert.*: the kernels around padding.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
 #include "binding/define_op.h"
-#include "binding/op_checks.h"
 #include "binding/padding.h"
+#include "binding/test_ops/test_checks.h"
 #include "core/types.h"
 #include "kernels/kernels.h"
 
@@ -98,18 +98,6 @@ Tensor remove(const Tensor& padded, const Tensor& token_index, int64_t tokens) {
   return out;
 }
 
-Tensor restore(const Tensor& packed, const Tensor& packed_index) {
-  elements("packed", packed, 2);
-  integers("packed_index", packed_index, packed, at::kInt, 0);
-  check_range("packed_index", packed_index, packed_index.size(0), -1, packed.size(0));
-  Tensor out = at::empty({packed_index.size(0), packed.size(1)}, packed.options());
-  run(packed, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
-    restore_padding<Device, T>(call.context, data<T>(packed), data<int32_t>(packed_index), packed_index.size(0),
-                               packed.size(1), data<T>(out));
-  });
-  return out;
-}
-
 Tensor gather(const Tensor& packed, const Tensor& cu, const std::string& kind, const OptionalTensor& index) {
   elements("packed", packed, 2);
   const int64_t batch = check_offsets(cu, packed, packed.size(0));
@@ -144,7 +132,6 @@ TORCH_LIBRARY_FRAGMENT(ftbert, m) {
             "tokens, SymInt most_tokens, SymInt most_batch) -> (Tensor, Tensor, Tensor, Tensor)",
             &stage);
   define_op(m, "remove_padding(Tensor padded, Tensor token_index, SymInt tokens) -> Tensor", &remove);
-  define_op(m, "restore_padding(Tensor packed, Tensor packed_index) -> Tensor", &restore);
   define_op(m, "gather_rows(Tensor packed, Tensor cu_seqlens, str kind, Tensor? rows=None) -> Tensor", &gather);
 }
 

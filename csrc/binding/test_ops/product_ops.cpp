@@ -1,11 +1,11 @@
-// torch.ops.ftbert.*: matrix products, for tests and heads. Fake implementations are in ftbert/_fake.py.
+// torch.ops.ftbert.*: matrix products.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
 #include "binding/define_op.h"
-#include "binding/norm_words.h"
-#include "binding/op_checks.h"
 #include "binding/q8_0.h"
+#include "binding/test_ops/norm_words.h"
+#include "binding/test_ops/test_checks.h"
 #include "gemm/gpu/own.h"
 #include "gemm/hopper/wgmma_norm.h"
 

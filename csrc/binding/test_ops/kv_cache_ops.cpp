@@ -1,6 +1,6 @@
-// torch.ops.ftbert.*: the kernels that fill a cache of keys and values, as kernel_ops.cpp has the others.
+// torch.ops.ftbert.*: the kernels that fill a cache of keys and values.
 #include "binding/define_op.h"
-#include "binding/op_checks.h"
+#include "binding/test_ops/test_checks.h"
 #include "kernels/kernels.h"
 
 namespace ftbert::binding {
