@@ -10,8 +10,8 @@ Each way is a process of its own, which loads the model while cores are free and
     passive     OMP_WAIT_POLICY=passive
 
 The busy processes spin, 0 to 3 for each core. A turn is --seconds of calls, one after another; told are the median of
-all calls, and the 95th of 100. At every load `default` should take at most 1.5 times what `one` takes, and alone at
-most 1.05 times what `spinning` takes (exit code 1 otherwise).
+all calls, and the 95th of 100. The exit code is 1 where at some load `default` takes more than 1.5 times as long as
+`one`, or alone more than 1.05 times as long as `spinning`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Texts to vectors on one GPU and on several in one process, in turns: how much of what they could do together they do.
+"""Texts to vectors on a single GPU and on several of the same process, in turns: what part of their joint speed is
+reached.
 
     python benchmarks/bench_replicas.py                          BERT-base in fp16 on every GPU, texts of 200 tokens
     python benchmarks/bench_replicas.py --quick                  a small model, two replicas on the CPU, a few seconds

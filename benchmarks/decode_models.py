@@ -49,7 +49,7 @@ class Shape:
 
     @property
     def matrices(self) -> list[tuple[int, int]]:
-        """[n, k] of a layer's products, those of one input in one, and which a token needs once a layer."""
+        """[n, k] of the products that a token needs once a layer. Products with the same input are one."""
         return [
             (self.hidden + 2 * self.kv_width, self.hidden), (self.hidden, self.hidden), (2 * self.inter, self.hidden),
             (self.hidden, self.inter),

@@ -1,5 +1,5 @@
-"""Who generates in bench_decode.py, in this process: ftbert, transformers, compiled PyTorch. One text or several of one
-length; `start` computes the prompts, each `step` one more token of every text, the most likely one. alone: no step
+"""Who generates in bench_decode.py, in this process: ftbert, transformers, compiled PyTorch. Texts of one call are
+equally long. `start` computes the prompts, each `step` the most likely next token of every text. alone: no step
 follows."""
 
 from __future__ import annotations

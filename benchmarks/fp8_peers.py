@@ -52,9 +52,10 @@ class PackedModern16(In16Bits, PackedModern):
 
 
 class ScaledProducts(In16Bits):
-    """The layers' products by torch._scaled_mm, with weights quantized before. by_rows: a scale for each row of weights
-    and for each token, which is found in every call; else one for each matrix and a fixed one for what it multiplies.
-    What is multiplied is rounded in the kernel that torch.compile makes for the norm or the activation before it."""
+    """The layers' products by torch._scaled_mm, with weights quantized before. by_rows: a scale for each row of
+    weights, and for each token a scale that every call finds; else a scale for each matrix and a fixed scale for its
+    input. What is multiplied is rounded in the kernel that torch.compile makes for the norm or the activation before
+    it."""
 
     tolerance = EIGHT_BITS_LIMIT
     by_rows: ClassVar[bool] = False

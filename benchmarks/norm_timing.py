@@ -46,8 +46,9 @@ def own_stream(device: torch.device) -> Iterator[None]:
 
 
 def record(calls: Sequence[Run], device: torch.device, keep: bool = True) -> Run:
-    """All calls, one after another. On a GPU a CUDA graph, which lives with what the calls read; where it keeps the
-    results, every call writes memory of its own: what is written again and again stays in the cache."""
+    """All calls, one after another. On a GPU a CUDA graph, which lives with the tensors that the calls read. Where it
+    keeps the results, every call writes memory of its own, since memory that is written again and again stays in the
+    cache."""
     if device.type != "cuda":
         return lambda: [call() for call in calls]
     calls[0]()  # what is compiled or made once

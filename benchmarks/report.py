@@ -286,8 +286,8 @@ def our_ms(result: dict[str, Any]) -> float:
 
 
 def model_table(document: dict[str, Any], results: Iterable[dict[str, Any]]) -> Table:
-    """Milliseconds at these points, in brackets those of a rested GPU where that is what counts; the fastest of each
-    row bold, among those that compute the same."""
+    """Milliseconds at these points, in brackets the times of a rested GPU where they were measured. Bold: the fastest
+    of each row among peers that compute the same."""
     names = peers_of(document)
     labels = {name: label(document, name) for name in names}
     rows = []

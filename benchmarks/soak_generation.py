@@ -5,8 +5,8 @@
 A random Llama, or a GGUF file's model. Prompts of 1 to 64 ids come in calls of ten, greedy and drawn, with room for
 four at a time; then texts are as long as the model's context allows. After each call, and every 100 tokens of a text,
 the process' resident memory is read, on a GPU also what its allocator has given out and what the GPU holds. From a
-quarter of the readings on none may grow by more than --most MiB. On a CPU the system gives a text's cache, which is one
-allocation, a page when it is first written: what the text has written so far is not counted.
+quarter of the readings on none may grow by more than --most MiB. A text's cache is one allocation, of which a CPU's
+system gives a page when it is first written. The pages that the text has written so far are not counted.
 """
 
 from __future__ import annotations

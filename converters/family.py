@@ -1,4 +1,4 @@
-"""What a family's table can say: which of its tensors is which of ours, and how its config reads."""
+"""A family's table: the names of its tensors by ours, and how its config reads."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _SIZES = {
     "max_position_embeddings": "context_length",
 }
 _POST_NORM_EPS, _RMS_EPS = "attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"
-# llama.cpp's names of what stands between a layer's matrices, by transformers'; those of gates mean what they gate by.
+# llama.cpp's names of activations, by transformers'. A gate's name means the gate's activation.
 _ACTIVATIONS = {"gelu": "gelu", "geglu": "gelu", "silu": "silu", "swish": "silu", "swiglu": "silu"}
 
 

@@ -1,7 +1,7 @@
 """Entries of a file's metadata that llama.cpp knows and no function of gguf_config.py reads: what they may say.
 
-Keys are those of llama.cpp's src/llama-arch.cpp that change what some architecture of it computes, without those that
-only describe (vocab_size, tensor_data_layout, rope.scaling.finetuned, decoder_start_token_id).
+Keys are of llama.cpp's src/llama-arch.cpp, as far as they change the results of some architecture of it. Keys that only
+describe are left out (vocab_size, tensor_data_layout, rope.scaling.finetuned, decoder_start_token_id).
 """
 
 from __future__ import annotations

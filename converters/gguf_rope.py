@@ -66,7 +66,7 @@ def rope_by_type(said: Metadata, head_size: int, theta: float, both: bool = Fals
 
 
 def llama3(factors: NDArray[np.float64], theta: float) -> dict[str, Any]:
-    """Llama 3's rule from what it comes to: the numbers by which each frequency is divided, one for each pair.
+    """Llama 3's rule from its result: the number by which the frequency of each pair is divided.
 
     The rule leaves fast pairs, divides slow ones by `factor`, and between them takes a share s of the plain frequency
     that is linear in it: s = (original / 2 pi * frequency - low) / (high - low). Only ratios of original, low and high

@@ -1,4 +1,4 @@
-"""The heads that transformers puts on the encoders: which tensors they have, and how to tell which one a file holds."""
+"""The heads that transformers puts on the encoders: their tensors, and how to tell a file's head."""
 
 from __future__ import annotations
 

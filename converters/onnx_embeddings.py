@@ -1,4 +1,4 @@
-"""The embedding tables of an ONNX graph: what is summed before the first layer, and which table is which.
+"""The embedding tables of an ONNX graph: the sum before the first layer, and the role of each table.
 
 Told apart by what their indices are made of, not by name: ids come straight from an input, position ids count columns
 or non-padding tokens, token types come from an input or are all zero.

@@ -39,8 +39,8 @@ def text_files(folder: Path) -> dict[str, Path]:
 
 
 def model_files(checkpoint: Checkpoint) -> dict[str, Path]:
-    """All files of a model that results depend on, by what tells one from the others: those of weights, config.json,
-    and those of `text_files`. None of a live model."""
+    """All files of a model that results depend on, by name: weights, config.json and the files of `text_files`. None of
+    a live model."""
     files = {path.name: path for path in checkpoint.source.files}
     if files and checkpoint.folder is not None:
         files |= {"config.json": transformer_folder(checkpoint.folder) / "config.json", **text_files(checkpoint.folder)}

@@ -1,4 +1,5 @@
-"""One model over several GPUs, from one process or from one for each GPU: how similar each text is to the first.
+"""One model over several GPUs, from a single process or from a process for each GPU: how similar each text is to the
+first.
 
     python examples/tensor_parallel.py MODEL --device cuda:0,cuda:1 --dtype fp16 TEXT TEXT ...
     torchrun --nproc-per-node 2 examples/tensor_parallel.py MODEL --dtype fp16 TEXT TEXT ...

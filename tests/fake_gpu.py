@@ -16,8 +16,8 @@ QKV = Product("fp16", 2304, 768, bias=True)
 
 @dataclass(eq=False)
 class FakeAlgorithm:
-    """One of cuBLASLt's, or of our `kernel` the variant with this number. us: what it takes, whatever the GPU, or what
-    it takes at an m; that is asked in each turn and may be disturbed in some."""
+    """One of cuBLASLt's, or of our `kernel` the variant with this number. us: its microseconds on any GPU, or by m;
+    asked in each turn, and disturbed in some."""
 
     number: int
     us: float | Callable[[int], float]

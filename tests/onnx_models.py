@@ -109,8 +109,8 @@ def export(
     model: Any, path: Path, *, dynamo: bool, types: bool = False, attention: str = "sdpa", fixed: bool = False,
     opset: int | None = None, pooler: bool = False, mask: Callable[[torch.Tensor], torch.Tensor | None] | None = None,
 ) -> Path:  # fmt: skip
-    """types: with token_type_ids as an input. fixed: for one shape, so that the exporter folds what it can. mask: what
-    the graph makes of the mask before it is used."""
+    """types: with token_type_ids as an input. fixed: for a single shape, so that the exporter folds constants. mask:
+    how the graph changes the mask before use."""
     if dynamo:
         pytest.importorskip("onnxscript", reason="torch.onnx's dynamo exporter needs onnxscript")
     model.set_attn_implementation(attention)

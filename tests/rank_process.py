@@ -2,9 +2,9 @@
 
 families: each family with every mask equals the model of one process; of shards then a decoder's texts, which stages
 refuse. calls: so do calls of every kind, of which some are large and some wrong. killed, raising: after one call the
-last rank ends by SIGKILL or an exception in the middle of calls, and the others say in which words they learned of it.
-loads, strays: the last rank asks for another model, or makes another call, than the others: an error in words on all of
-them, and what follows is right.
+last rank ends by SIGKILL or an exception in the middle of calls, and every other rank prints its error. loads, strays:
+the last rank asks for another model, or makes another call, than the others: an error in words on all of them, and what
+follows is right.
 """
 
 from __future__ import annotations

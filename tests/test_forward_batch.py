@@ -1,4 +1,4 @@
-"""The one forward of the binding: what comes in, padded or packed, and what may be wanted of it."""
+"""The binding's only forward: its inputs, padded or packed, and the results that it can return."""
 
 from __future__ import annotations
 

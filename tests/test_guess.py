@@ -1,4 +1,4 @@
-"""What runs where no table has a row: which product, on this GPU, and that what it computes is right."""
+"""The kernel that runs where no table has a row: its choice on this GPU, and that it computes the product."""
 
 from __future__ import annotations
 

@@ -170,8 +170,8 @@ def test_attention_with_relative_bias(place: Place, head_size: int, gaps: bool, 
 @pytest.mark.parametrize("length", [31, 100, 190, 200, 300])
 @pytest.mark.parametrize("head_size", [32, 64, 80, 128, 256])
 def test_attention_with_large_scores(place: Place, head_size: int, length: int, copies: int) -> None:
-    """The running maximum moves from tile to tile and e^x must not overflow; what that does to one query does nothing
-    to the others."""
+    """The running maximum moves from tile to tile and e^x must not overflow. A query with large scores changes no other
+    query."""
     copies = copies_for(place, copies)
     lengths = copies * [length]
     cu = reference.offsets(lengths, place.device)

@@ -117,7 +117,7 @@ def test_batch_equals_single(model: ftbert.Model, place: Place) -> None:
             assert_close(together[i : i + 1], alone, atol=limit, rtol=relative, what=f"{name}, sentence {i}")
 
 
-# Around the sizes in which the CPU's products take rows (gemm_rows), one piece and several, one pass and several.
+# Around the sizes in which the CPU's products take rows (gemm_rows): a single piece or pass, and several.
 @pytest.mark.parametrize("tokens", [1, 5, 47, 50, 66, 81, 100, 257, 700, 767, 769, 1500])
 def test_any_number_of_tokens(model: ftbert.Model, place: Place, tokens: int) -> None:
     # On a GPU another m may be another algorithm, which sums in another order.

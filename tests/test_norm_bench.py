@@ -1,5 +1,5 @@
-"""The benchmark of the training norms: what its tables and its picture say of a result, what counts as a failure, and
-that a peer which computes something else is not timed."""
+"""The benchmark of the training norms: its tables and its picture of a result, its failures, and that a peer with other
+results is not timed."""
 
 from __future__ import annotations
 

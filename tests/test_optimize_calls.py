@@ -56,8 +56,8 @@ def each_text(call: dict[str, Any]) -> list[dict[str, torch.Tensor]]:
 
 @pytest.mark.parametrize(("family", "task"), [case for case in CASES if case[1] != "multiple_choice" and case[0] != "new"])
 def test_packed_texts_are_kept_apart(family: str, task: str) -> None:
-    """Token by token what each text gives alone; what reads the row's first token reads the first text's, what reads its
-    last token the last one's."""
+    """Each token as of its text alone. Whoever reads the row's first token gets the first text's, whoever reads its
+    last token the last text's."""
     model = make(family, task)
     head = next((row.reads(model.config.to_dict()) for row in rows_of(family) if row.task == task), "")
     call = packed_call(model) | {"output_hidden_states": True}

@@ -1,4 +1,4 @@
-"""Calibration, and checkpoints whose matrices are in 8 bits: what is written, what is refused, what is left behind."""
+"""Calibration, and checkpoints whose matrices are in 8 bits: files written, calls refused, nothing left behind."""
 
 from __future__ import annotations
 

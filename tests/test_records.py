@@ -1,4 +1,4 @@
-"""Readers: what a good file gives, what a bad one says, and that reading can be taken up anywhere."""
+"""Readers: the records of good files, the errors of bad files, and that reading can be taken up anywhere."""
 
 from __future__ import annotations
 

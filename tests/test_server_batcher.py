@@ -67,7 +67,7 @@ def test_every_text_is_computed_once_within_the_budget(wanted: list, budget: int
 @settings(max_examples=200, deadline=None)
 @given(requests, st.integers(1, 120))
 def test_texts_come_in_the_order_of_their_keys(wanted: list, budget: int) -> None:
-    """What is taken in spans is what one text at a time by the formula would give, but for an eighth of a batch."""
+    """Spans take the texts that the formula would take one at a time, but for an eighth of a batch."""
     queue = batcher(budget)
     keys: dict[tuple[int, int], float] = {}
     for one, (lengths, _, at) in enumerate(sorted(wanted, key=lambda x: x[2])):

@@ -328,7 +328,7 @@ def test_small_chunks_cost_what_they_weigh() -> None:
 
 
 def test_empty_lines_begin_no_request() -> None:
-    """Some clients send one behind a body: what follows is an idle connection, which is closed without a word."""
+    """Some clients send an empty line behind a body. The connection is idle then, and closed without a word."""
 
     async def run() -> None:
         wire = Wire(Connections(Echo(), Settings((("m", "m"),), header_timeout=0.05, keep_alive=0.1)))

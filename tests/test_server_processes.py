@@ -187,8 +187,8 @@ def test_health_with_a_stopped_engine(small: Served) -> None:
 
 
 def test_no_folder_stays(folder: Path, small: Served, places: Path, tmp_path: Path) -> None:
-    """Of a server that was killed the children, which go with it, remove it, of one whose children were killed too the
-    next server; not what is not theirs. The last test of `small`, which it ends."""
+    """The children of a killed server end with it and remove its folder; where they were killed too, the next server
+    does. Nobody removes a folder of other owners. The last test of `small`, which it ends."""
     (elsewhere := tmp_path / "elsewhere").mkdir()
     (elsewhere / "supervisor.lock").touch()
     (places / "ftbert-serve-link").symlink_to(elsewhere)

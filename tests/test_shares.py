@@ -1,4 +1,4 @@
-"""Calls on the CPU in which threads have sequences of their own (csrc/encoder.cpp) against those in which they share all."""
+"""Calls on the CPU: threads with sequences of their own (csrc/encoder.cpp) against threads that share all."""
 
 from __future__ import annotations
 

@@ -246,19 +246,12 @@ def test_tables_that_are_switched_off(
     assert main(SHAPE) == 1 and "where the table shall go (--out)" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("option", ["--out", "--picture"])
 def test_an_unwritable_file_is_said_before_any_work(
-    installed: list[int], user: Path, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    installed: list[int], user: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
-    assert main([*SHAPE, option, str(tmp_path / "file" / "t.svg")]) == 1
+    assert main([*SHAPE, "--out", str(tmp_path / "file" / "t.json")]) == 1
     assert "file" in capsys.readouterr().err and installed == [] and not user.exists()
-
-
-def test_the_picture_is_written(installed: list[int], tmp_path: Path) -> None:
-    picture = tmp_path / "gains.svg"
-    assert main([*SHAPE, "--tokens", "129..192", "--picture", str(picture)]) == 0
-    assert picture.read_text().count("<title>") == 4
 
 
 def test_what_is_in_force_is_shown(installed: list[int], user: Path, capsys: pytest.CaptureFixture[str]) -> None:

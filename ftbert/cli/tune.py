@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +48,6 @@ def add_to(commands: command.Commands) -> None:
         help="begin no further row after so many (default: no limit)",
     )  # fmt: skip
     parser.add_argument("--out", type=Path, metavar="FILE", help="the table (default: where models look for it)")
-    parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="the gains as a picture")
     parser.add_argument("--force", action="store_true", help="measure again what the table has")
     parser.add_argument("--show", action="store_true", help="what is in force and where it comes from; tunes nothing")
 
@@ -76,11 +74,6 @@ def _tune(options: argparse.Namespace) -> int:
     path = options.out or tuning.user_table(tuning.Machine.of(torch.device(device)))
     if path is None:
         raise ValueError("the cache is switched off (FTBERT_CACHE=off): say where the table shall go (--out)")
-    if options.picture is not None:
-        made = not options.picture.exists()
-        options.picture.open("a").close()  # OSError says why it cannot be written, before hours of work
-        if made:
-            options.picture.unlink()
     try:
         result = tuning.tune(
             wanted,
@@ -96,10 +89,6 @@ def _tune(options: argparse.Namespace) -> int:
         print(f"ftbert: stopped; the rows made are in {path}, {same} goes on from there", file=sys.stderr)
         raise
     command.report(options, result.as_dict(), str(result))
-    if options.picture is not None and result.rows:
-        options.picture.write_text(tuning.picture(result.rows), encoding="utf-8")
-    elif options.picture is not None:
-        warnings.warn(f"{options.picture} is not written: there are no rows to draw yet", stacklevel=1)
     return 0
 
 
@@ -133,7 +122,7 @@ def _beside_e4m3(model: Checkpoint) -> str:
 def _contradiction(options: argparse.Namespace) -> str:
     """Between what was asked of `tune`, or ""."""
     if options.show:
-        return "--show tunes nothing: it takes no --out and no --picture" if options.out or options.picture else ""
+        return "--show tunes nothing: it takes no --out" if options.out else ""
     if (options.model is None) == (options.hidden is None) or (options.texts and options.model is None):
         return "give a MODEL (--texts needs one), or --hidden for a shape"
     if options.model is not None and (options.inter or options.activation):

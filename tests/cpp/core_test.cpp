@@ -257,7 +257,7 @@ Offsets offsets(const std::vector<uint8_t>& mask, int64_t batch, int64_t seq) {
   return o;
 }
 
-// A right-padded row, one with a hole, a left-padded one, an empty one and a full one; garbage ids at padding.
+// Rows that are padded on the right, holed, padded on the left, empty and full; garbage ids at padding.
 PaddedIds sample_batch() {
   const std::vector<std::string> rows = {"11111000", "10110100", "00011111", "00000000", "11111111"};
   PaddedIds b{static_cast<int64_t>(rows.size()), static_cast<int64_t>(rows[0].size()), {}, {}, {}};
