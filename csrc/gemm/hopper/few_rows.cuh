@@ -1,30 +1,33 @@
-// c [m, n] = epilogue(norm(a [m, k]) @ b [n, k]^T) for m <= 8, as fast as b is read: the kernel.
+// few_rows: c [m, n] = epilogue(norm(a [m, k]) @ b [n, k]^T) for m <= 8 on Hopper, as fast as b is read.
 //
-// A block stays and takes one tile of eight of b's rows after another: with a counter the next that no other has. One
-// warp asks the accelerator for b in chunks of k, into a ring of shared memory; eight warps share a chunk's columns, or
-// where k is short take a tile each (kMostApartSteps). A tile of b is the narrow operand of the tensor cores' products,
-// all rows of a the wide one. The ring is asked for before the kernel ahead has ended, and leaves room for the blocks
-// of the kernel behind, so that the memory is busy between two of them. When a block lets those start counts, for their
-// rings are filled at the expense of its own: when it has asked for all of b, or at once (kLetsGoAtOnce). To add up
-// what the warps have of a tile takes a while, too: one of them does it, by turns, and the others are at the next tiles
-// meanwhile. Instructions of the accelerator take 50 ns each, whatever they bring: rows of 1 KB were slower than rows
-// of 2 KB.
+// A tile is eight of b's rows, the narrow operand of the tensor cores' products (mma.sync m16n8); all rows of a are the
+// wide operand. A block stays and takes one tile after another; with a counter it takes the next that no other block
+// has. One warp asks the accelerator for b in chunks of k, into a ring in shared memory. Eight warps read: they share a
+// chunk's columns, and then one of them, each for another tile, adds up the eight warps' sums while the others are at
+// the next tiles; or, where k is short, each has a tile alone (kMostApartSteps).
+//
+// The ring is asked for before the kernel ahead has ended, and leaves room for the blocks of the kernel behind, so that
+// the memory is busy between two of them. It counts when a block lets the blocks behind start, for their rings are
+// filled at the expense of its own: when it has asked for all of b, or at once (kLetsGoAtOnce). An instruction of the
+// accelerator takes 50 ns, whatever it brings: rows of 1 KB were slower than rows of 2 KB.
 #pragma once
 #include "device/launch.cuh"
 #include "device/ring.cuh"
+#include "gemm/gpu/endings/store.cuh"
+#include "gemm/hopper/few_rows_norm.cuh"
 #include "gemm/hopper/few_rows_storage.cuh"
 
 namespace ftbert {
 namespace {
 
-constexpr int kMostStages = 16;  // of the ring
-// Tiles whose sums wait to be added up, by one warp each, while the others are at the next tiles. There is room for
-// those of kRoomRows rows of a: two tiles of eight rows, eight of one or two.
+constexpr int kMostStages = 16;  // of the ring, a chunk each
+// Tiles whose sums wait to be added up. There is room for the sums of kRoomRows rows of a: of two tiles where a has
+// eight rows, of eight where it has one or two.
 constexpr int kRooms = 8, kRoomRows = 16;
-// Where a tile has no more steps of k, a warp has it alone, and no sums are added up: three tiles of 9 steps took 1.5
-// us with all of b there, most of it for turns.
+// Where a tile has no more steps of k, a warp has it alone, and no sums are added up: by all warps three tiles of 9
+// steps took 1.5 us with all of b there, most of it for waiting on each other.
 constexpr int kMostApartSteps = 20;
-constexpr int kFewRowsReaders = 32 * kFewRowsWarps, kFewRowsThreads = kFewRowsReaders + 32;
+constexpr int kFewRowsThreads = kFewRowsReaders + 32;
 
 // The ring of b's chunks; and of rooms, which all readers fill and the warp that adds up empties. Every lane arrives:
 // behind one lane's arrival racecheck reports what the others have read as a race, and it was no faster (H100).
@@ -36,13 +39,14 @@ __device__ bool multiplies_apart(const FewRows<E>& work) {
   return work.k / Storage::kStep <= kMostApartSteps;
 }
 
-// What a block has in shared memory beside the ring and the rows of a, which lie where the kernel says.
+// Shared memory of a block: this, and as much as the launch says for the ring [work.stages][Storage::kChunk] and behind
+// it the rows of a.
 struct FewRowsShared {
   // Barriers of a ChunkRing, of a RoomRing, and of prepared rows of a.
   uint64_t chunks[2 * kMostStages], rooms[2 * kRooms], brought;
-  int tiles[kMostStages];  // whose chunk a stage of the ring has
-  __align__(8) float parts[kRoomRows * kFewRowsWarps * kTileRows];
-  float mean[kFewRowsWarps], squares[kFewRowsWarps];  // of rows of a
+  int tiles[kMostStages];                                           // of the chunk in each stage of the ring
+  __align__(8) float parts[kRoomRows * kFewRowsWarps * kTileRows];  // [rooms][warps][m][kTileRows]
+  float mean[kFewRowsWarps], squares[kFewRowsWarps];                // sum_of_row's, for a's norm
 
   // Of all threads of the block.
   __device__ void begin(int stages) {
@@ -58,90 +62,7 @@ struct FewRowsShared {
   __device__ RoomRing room_ring(int count) const { return {shared_address(rooms), count}; }
 };
 
-// Of the threads that share a row of a, `threads` (64 or more) of the block's readers, which all come here. partial
-// [kFewRowsWarps]: of this sum alone.
-__device__ inline float sum_of_row(float x, int threads, float* partial) {
-  for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(~0u, x, offset);
-  const int warp = threadIdx.x / 32, warps = threads / 32, first = warp / warps * warps;
-  if (threadIdx.x % 32 == 0) partial[warp] = x;
-  named_barrier_wait(1, kFewRowsReaders);
-  x = 0;
-  for (int i = 0; i < warps; ++i) x += partial[first + i];
-  return x;
-}
-
-// A row of a and a norm's gamma in a thread's registers.
-constexpr int kMostPacks = 6, kMostLaidRows = 2;
-constexpr int kMostLaidColumns = kFewRowsReaders * 8 * kMostPacks;  // of the rows that a block lays out itself
-
-// The rows that a block lays out; before any kernel ahead has ended it reads what none writes.
-template <class E>
-struct LaidRows {
-  using Pack = Packed<E, 8>;
-  int threads, row, lane;
-  Pack gamma[kMostPacks];
-
-  __device__ explicit LaidRows(const FewRows<E>& work) {
-    threads = work.m == 1 ? kFewRowsReaders : kFewRowsReaders / 2, row = threadIdx.x / threads,
-    lane = threadIdx.x % threads;
-#pragma unroll
-    for (int i = 0; i < kMostPacks; ++i)
-      gamma[i] = work.gamma && column(i) < work.k ? Pack::load(work.gamma + column(i)) : Pack::zero();
-  }
-  __device__ int column(int i) const { return (i * threads + lane) * 8; }
-
-  // rows = norm(a) as b's storage wishes it. Of whole warps, whose lanes beyond a row's end have zeros.
-  template <class Storage>
-  __device__ void lay(const FewRows<E>& work, char* rows, FewRowsShared& beside) const {
-    const bool there = row < work.m;
-    Pack packs[kMostPacks];
-#pragma unroll
-    for (int i = 0; i < kMostPacks; ++i)
-      packs[i] = there && column(i) < work.k ? Pack::load(work.a + static_cast<int64_t>(row) * work.k + column(i))
-                                             : Pack::zero();
-    float mean = 0, scale = 1;
-    if (work.norm == NormKind::layer) {
-      float sum = 0;
-      each(work, packs, [&](int, const float (&x)[8]) {
-#pragma unroll
-        for (int j = 0; j < 8; ++j) sum += x[j];
-      });
-      mean = sum_of_row(sum, threads, beside.mean) / work.k;
-    }
-    if (work.norm != NormKind::none) {
-      float squares = 0;
-      each(work, packs, [&](int i, const float (&x)[8]) {
-#pragma unroll
-        for (int j = 0; j < 8; ++j) squares += column(i) < work.k ? (x[j] - mean) * (x[j] - mean) : 0;
-      });
-      scale = rsqrtf(sum_of_row(squares, threads, beside.squares) / work.k + work.eps);
-    }
-    if (!there) return;
-    each(work, packs, [&](int i, float (&x)[8]) {
-      if (work.norm != NormKind::none) {
-        float g[8], beta[8] = {};
-        gamma[i].to_floats(g);
-        if (work.beta && column(i) < work.k) Pack::load(work.beta + column(i)).to_floats(beta);
-        normalise(work, mean, scale, g, beta, x);
-      }
-      Storage::put(work, rows, row, column(i), x);
-    });
-  }
-
- private:
-  template <class Visit>
-  __device__ void each(const FewRows<E>& work, const Pack (&packs)[kMostPacks], const Visit& visit) const {
-#pragma unroll
-    for (int i = 0; i < kMostPacks; ++i) {
-      if (i * threads * 8 >= work.k) return;
-      float x[8];
-      packs[i].to_floats(x);
-      visit(i, x);
-    }
-  }
-};
-
-// Lane 4 row + i of a warp has two of a tile's sums, of columns 2 i and 2 i + 1.
+// Two of a tile's sums, of a Fragment whose rows from 8 on are none.
 template <class E>
 struct SumPlace {
   int row, column;
@@ -149,14 +70,13 @@ struct SumPlace {
   bool there;
 
   __device__ SumPlace(const FewRows<E>& work, int tile) {
-    const int lane = threadIdx.x % 32;
-    row = lane / 4, column = tile * kTileRows + lane % 4 * 2;
+    row = Fragment::row(), column = tile * kTileRows + Fragment::column();
     at = static_cast<int64_t>(row) * work.n + column;
     there = row < work.m;
   }
 };
 
-// What is added to them, loaded before they are there.
+// Bias and, where c is added to, c: loaded before the sums are there.
 template <class E>
 __device__ float2 addend_of_sums(const FewRows<E>& work, int tile) {
   const SumPlace<E> place(work, tile);
@@ -169,25 +89,16 @@ __device__ float2 addend_of_sums(const FewRows<E>& work, int tile) {
 template <class E>
 __device__ void store_sums(const FewRows<E>& work, int tile, float2 x) {
   const SumPlace<E> place(work, tile);
-  const bool gated = work.gate == Gate::pairs;
-  with_activation(work.activation, [&](auto kind) {
-    x.x = activate<decltype(kind)::value, E>(x.x);
-    if (!gated) x.y = activate<decltype(kind)::value, E>(x.y);
-  });
-  if (!place.there) return;
-  if (gated)
-    work.c[place.at / 2] = from_float<E>(x.x * x.y);
-  else
-    Packed<E, 2>::from_floats({x.x, x.y}).store(work.c + place.at);
+  store_pair(x, work.activation, work.gate, work.c, place.at, place.there);
 }
 
-// Lane 0 gets to know which tile the block has next, or one that there is not. A block that is slower, such as one of
-// two that share a multiprocessor, has fewer: dealt evenly, 22016 x 4096 took 37 us, of which most blocks had 29.
+// The block's next tile, in lane 0; beyond the last: none. A block that is slower, such as one of two that share a
+// multiprocessor, gets fewer tiles: dealt evenly, 22016 x 4096 took 37 us, and most blocks had ended after 29.
 template <class E>
 __device__ int next_tile(const FewRows<E>& work, int tile) {
   const int grid = static_cast<int>(gridDim.x), tiles = work.n / kTileRows;
   if (work.count == nullptr) return tile + grid;
-  // Each block asks once in vain: the last of `tiles` leaves 0.
+  // Each block asks once in vain, all together `tiles` times: the last asking leaves 0.
   return threadIdx.x % 32 == 0 ? grid + static_cast<int>(atomicInc(work.count, tiles - 1)) : 0;
 }
 
@@ -196,8 +107,8 @@ template <class Storage, class E>
 __device__ void ask_for_tiles(const FewRows<E>& work, FewRowsShared& beside, const char* ring) {
   const int steps = work.k / Storage::kStep, tiles = work.n / kTileRows;
   ChunkRing chunks = beside.chunk_ring(work.stages);
-  // ask(stage): what comes there, of a tile.
-  const auto in_turn = [&](int tile, const auto& ask) {
+  // ask(stage): for the chunk of a tile.
+  const auto fill = [&](int tile, const auto& ask) {
     chunks.wait_empty();
     if (threadIdx.x % 32 == 0) beside.tiles[chunks.stage] = tile;
     ask(chunks.stage);
@@ -207,7 +118,7 @@ __device__ void ask_for_tiles(const FewRows<E>& work, FewRowsShared& beside, con
   for (int tile = blockIdx.x; tile < tiles;) {
     const int next = next_tile(work, tile);
     for (int first = 0; first < steps; first += Storage::kChunkSteps)
-      in_turn(tile, [&](int stage) {
+      fill(tile, [&](int stage) {
         Storage::ask(work, tile, first, min(Storage::kChunkSteps, steps - first),
                      shared_address(ring + stage * Storage::kChunk), chunks.full(stage));
       });
@@ -215,12 +126,14 @@ __device__ void ask_for_tiles(const FewRows<E>& work, FewRowsShared& beside, con
   }
   grid_wait();
   grid_let_go();
-  in_turn(tiles, [&](int stage) {
+  // A stage without data tells the readers that there is no further tile.
+  fill(tiles, [&](int stage) {
     if (threadIdx.x % 32 == 0) barrier_arrive(chunks.full(stage));
   });
 }
 
-// The readers: norm(a) as b's storage wishes it. behind_wait(): once all kernels ahead have ended.
+// The readers: norm(a) as b's storage wishes it, in shared memory. behind_wait() runs once all kernels ahead have
+// ended.
 template <class Storage, class E, class BehindWait>
 __device__ void bring_rows(const FewRows<E>& work, FewRowsShared& beside, char* rows, const BehindWait& behind_wait) {
   if (work.prepared) {
@@ -239,27 +152,30 @@ __device__ void bring_rows(const FewRows<E>& work, FewRowsShared& beside, char* 
     }
     barrier_wait(brought, 0);
   } else {
-    const LaidRows<E> laid(work);
+    const int threads = work.m == 1 ? kFewRowsReaders : kFewRowsReaders / 2;
+    const LaidRow<E, kMostPacks> laid(work, threadIdx.x / threads, threads);
     grid_wait();
     behind_wait();
-    laid.template lay<Storage>(work, rows, beside);
+    laid.template lay<Storage, false>(work, rows, [&](float x, int which) {
+      return sum_of_row(x, threads, which == 0 ? beside.mean : beside.squares);
+    });
     named_barrier_wait(1, kFewRowsReaders);
   }
 }
 
-// The readers: the block's tiles, each by one warp, by turns. addend: of the first tile.
+// The readers: the block's tiles, each by one warp, the next tile by the next warp. addend: of the first tile.
 template <class Storage, class E>
 __device__ void multiply_tiles_apart(const FewRows<E>& work, FewRowsShared& beside, const char* ring, char* rows,
                                      float2 addend) {
   static_assert(kMostApartSteps <= Storage::kChunkSteps);
   const int warp = threadIdx.x / 32, steps = work.k / Storage::kStep;
   ChunkRing chunks = beside.chunk_ring(work.stages);
-  for (int turn = 0;; ++turn, chunks.next()) {
+  for (int index = 0;; ++index, chunks.next()) {
     chunks.wait_full();  // all warps, whose chunk it is or not: a barrier tells two phases apart, not three
     const int tile = beside.tiles[chunks.stage];
     if (tile * kTileRows >= work.n) return;
-    if (turn % kFewRowsWarps == warp) {
-      if (turn > 0) addend = addend_of_sums(work, tile);
+    if (index % kFewRowsWarps == warp) {
+      if (index > 0) addend = addend_of_sums(work, tile);
       const char* const from = ring + chunks.stage * Storage::kChunk;
       float sums[4] = {};
 #pragma unroll 3
@@ -270,7 +186,7 @@ __device__ void multiply_tiles_apart(const FewRows<E>& work, FewRowsShared& besi
   }
 }
 
-// The same, each by all warps; one of them, by turns, adds up what they have.
+// The same, each tile by all warps; one of them adds up the sums, of the next tile the next warp.
 template <class Storage, class E>
 __device__ void multiply_tiles(const FewRows<E>& work, FewRowsShared& beside, const char* ring, char* rows,
                                float2 addend) {
@@ -282,8 +198,8 @@ __device__ void multiply_tiles(const FewRows<E>& work, FewRowsShared& beside, co
   const auto part = [&](int of_warp) {
     return reinterpret_cast<float2*>(beside.parts + (room.stage * kFewRowsWarps + of_warp) * work.m * kTileRows) + lane;
   };
-  for (int turn = 0;; ++turn) {
-    const bool adds_up = turn % kFewRowsWarps == warp;
+  for (int index = 0;; ++index) {
+    const bool adds_up = index % kFewRowsWarps == warp;
     int tile;
     float sums[4] = {};
     for (int first = 0; first < steps; first += Storage::kChunkSteps) {
@@ -291,7 +207,7 @@ __device__ void multiply_tiles(const FewRows<E>& work, FewRowsShared& beside, co
       if (first == 0) {
         tile = beside.tiles[chunks.stage];
         if (tile * kTileRows >= work.n) return;
-        if (adds_up && turn > 0) addend = addend_of_sums(work, tile);
+        if (adds_up && index > 0) addend = addend_of_sums(work, tile);
       }
       const char* const from = ring + chunks.stage * Storage::kChunk;
       const int there = steps - first;
@@ -324,6 +240,7 @@ __device__ void multiply_tiles(const FewRows<E>& work, FewRowsShared& beside, co
   }
 }
 
+// Grid: at most a block for each tile. Storage: of few_rows_storage.cuh.
 template <class E, class Storage>
 __global__ void __launch_bounds__(kFewRowsThreads, 2) few_rows_kernel(const __grid_constant__ FewRows<E> work) {
 #ifdef FTBERT_WGMMA

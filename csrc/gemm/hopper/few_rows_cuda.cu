@@ -4,7 +4,6 @@
 #include "core/check.h"
 #include "gemm/hopper/few_rows.cuh"
 #include "gemm/hopper/few_rows.h"
-#include "gemm/hopper/few_rows_prepare.cuh"
 #include "kernels/kernels.h"
 
 namespace ftbert {
@@ -78,8 +77,10 @@ void prepare(const Context<Cuda>& context, FewRows<E>& work) {
   work.prepared = static_cast<const char*>(context.gemm_workspace);
   if constexpr (kQ8) {
     work.prepared_bytes = work.k;
-    launch_overlapped(context, "kernel few_rows", prepare_q8_kernel<E>, static_cast<unsigned>(work.m), kPrepareThreads,
-                      size_t{0}, 1, work);
+    FewRows<E> prepared = work;
+    prepared.row_bytes = work.prepared_bytes;
+    launch_overlapped(context, "kernel few_rows", prepare_rows_kernel<E, Storage>, static_cast<unsigned>(work.m),
+                      kPrepareThreads, size_t{0}, 1, prepared);
   } else {
     using T = std::conditional_t<std::is_same_v<E, __half>, half_t, bfloat16_t>;
     work.prepared_bytes = work.k * static_cast<int>(sizeof(E));

@@ -12,7 +12,7 @@
 namespace ftbert {
 namespace {
 
-constexpr int kFewRowsWarps = 8;
+constexpr int kFewRowsWarps = 8, kFewRowsReaders = 32 * kFewRowsWarps;
 constexpr int kTileRows = kQ8TileRows;
 
 template <class E>
@@ -35,18 +35,6 @@ struct FewRows {
   const char* prepared;
   int prepared_bytes;
 };
-
-// Eight columns of a row, whose statistics are known, in place.
-template <class E>
-__device__ void normalise(const FewRows<E>& work, float mean, float scale, const float (&gamma)[8],
-                          const float (&beta)[8], float (&x)[8]) {
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    float y = (x[j] - mean) * scale;
-    if (work.round_before_gamma) y = to_float(from_float<E>(y));
-    x[j] = y * (gamma[j] + work.offset) + beta[j];
-  }
-}
 
 // d [16, 8] += a [16, 32] @ b [32, 8]; a's rows from 8 on are 0.
 __device__ inline void multiply_add_int8(int (&d)[4], uint32_t a0, uint32_t a2, uint32_t b0, uint32_t b1) {

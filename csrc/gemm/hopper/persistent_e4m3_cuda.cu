@@ -5,26 +5,10 @@
 namespace ftbert {
 namespace {
 
-template <class E, class C, Activation kActivation, Gate kGate = Gate::none>
-void launch(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data) {
-  launch_persistent<e4m3_t, Plain<E, kActivation, kGate, C, ScaledWork>>(
-      context, "kernel wgmma_persistent", variant, p, data,
-      scaled_work_of(p, data, context.sm_count, PersistentShapes::kBlocks[variant]));
-}
-
-template <class E, class C>
-void run_type(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data) {
-  if (p.epilogue.gate == Gate::pairs)
-    return with_activation(p.epilogue.activation, [&](auto kind) {
-      launch<E, C, decltype(kind)::value, Gate::pairs>(context, variant, p, data);
-    });
-  if (p.epilogue.activation == Activation::none) return launch<E, C, Activation::none>(context, variant, p, data);
-  return launch<E, C, Activation::gelu_erf>(context, variant, p, data);
-}
-
 template <class E>
 void run_bias_type(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data) {
-  p.c == DType::e4m3 ? run_type<E, e4m3_t>(context, variant, p, data) : run_type<E, E>(context, variant, p, data);
+  p.c == DType::e4m3 ? run_persistent<e4m3_t, E, e4m3_t>(context, variant, p, data)
+                     : run_persistent<e4m3_t, E, E>(context, variant, p, data);
 }
 
 }  // namespace

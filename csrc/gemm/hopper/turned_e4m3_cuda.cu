@@ -6,8 +6,7 @@ namespace ftbert {
 template <class T>
 void run_turned_e4m3(const Context<Cuda>& context, int variant, const Product& product, const ProductData& data,
                      const Heads& heads, const HeadRules<T>& rules) {
-  launch_turned<e4m3_t>(context, variant, product, data, heads, rules,
-                        scaled_work_of(product, data, context.sm_count, PersistentShapes::kBlocks[variant]));
+  launch_turned<e4m3_t>(context, variant, product, data, heads, rules);
 }
 
 #define FTBERT_INSTANTIATE(T)                                                                                \

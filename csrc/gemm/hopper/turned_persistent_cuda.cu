@@ -14,8 +14,7 @@ template <class T>
 void run_turned_persistent(const Context<Cuda>& context, int variant, const Product& product, const ProductData& data,
                            const Heads& heads, const HeadRules<T>& rules) {
   if (product.a == DType::e4m3) return run_turned_e4m3(context, variant, product, data, heads, rules);
-  launch_turned<native_t<T>>(context, variant, product, data, heads, rules,
-                             work_of(product, data, context.sm_count, PersistentShapes::kBlocks[variant]));
+  launch_turned<native_t<T>>(context, variant, product, data, heads, rules);
 }
 
 #define FTBERT_INSTANTIATE(T)                                                                                      \

@@ -2,7 +2,7 @@
 #include <climits>
 
 #include "core/check.h"
-#include "gemm/gpu/endings/turned_heads.cuh"
+#include "gemm/gpu/endings/turn.cuh"
 #include "gemm/gpu/guessed_time.h"
 #include "gemm/gpu/turned_product.h"
 #include "gemm/hopper/wgmma_tile.cuh"
@@ -10,72 +10,19 @@
 namespace ftbert {
 namespace {
 
-template <class E>
-struct TurnedArguments {
-  const void* bias;
-  void* c;
-  HeadTurn<E> turn;
-};
-
-template <class E, class Shape, int kHead>
-struct Turned {
-  using Arguments = TurnedArguments<E>;
-  using Rows = TurnedRows<E, kHead, Shape::kTileN>;
-  static constexpr int kVectors = 0;
-  static_assert(8 * Shape::kTileN * sizeof(float) <= Shape::kAreaBytes);
-
-  const Arguments& arguments;
-  const TileWork& work;
-  int64_t row0 = 0;
-  int column0 = 0;
-  int begin = 0;  // angles_of the row that has this lane's number
-  Packed<E, 2> bias[Shape::kEights];
-  Rows rows[2];  // eight each
-
-  __device__ Turned(const Arguments& arguments, const TileWork& work) : arguments(arguments), work(work) {}
-
-  __device__ void look_ahead(int64_t row, int first_column) {
-    row0 = row, column0 = first_column;
-#pragma unroll
-    for (int j = 0; j < Shape::kEights; ++j) {
-      const int column = column0 + j * 8 + threadIdx.x % 4 * 2;
-      bias[j] = arguments.bias && column < work.n ? Packed<E, 2>::load(static_cast<const E*>(arguments.bias) + column)
-                                                  : Packed<E, 2>::zero();
-    }
-    if (column0 >= arguments.turn.columns) return;
-    begin = angles_of(arguments.turn, row0 + threadIdx.x % 16, work.m);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) rows[r].look_ahead(arguments.turn, begin, r * 8);
-  }
-
-  __device__ void finish(const float (&sums)[Shape::kEights][4], const float*, char* area) {
-    float* const shared = reinterpret_cast<float*>(area);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int64_t row = row0 + r * 8;
-      Rows::stage(shared, [&](int j) -> float2 {
-        float b[2];
-        bias[j].to_floats(b);
-        return {sums[j][2 * r] + b[0], sums[j][2 * r + 1] + b[1]};
-      });
-      rows[r].finish(arguments.turn, begin, r * 8, shared, static_cast<E*>(arguments.c) + row * work.n,
-                     rows_left(work.m - row), work.n, column0);
-    }
-  }
-};
-
 // Whether each warp has whole heads.
 template <class Shape, int kHead>
 inline constexpr bool kTurns = Shape::kParts == 1 && Shape::kTileN % kHead == 0;
 
 template <int kHead, class T>
 void run_tile_of(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data,
-                 const TurnedArguments<native_t<T>>& arguments) {
+                 const TurnArguments<native_t<T>>& arguments) {
   TileShapes::with(variant, [&](auto shape) {
     using Shape = decltype(shape);
     using E = native_t<T>;
     if constexpr (kTurns<Shape, kHead>)
-      launch_tile<E, Shape, Turned<E, Shape, kHead>>(context, "kernel turned_tile", p, data, arguments);
+      launch_tile<E, Shape, TurnThroughMemory<E, kHead, Shape::kEights>>(context, "kernel turned_tile", p, data,
+                                                                         arguments);
   });
 }
 
@@ -127,7 +74,7 @@ void run_turned(const Context<Cuda>& context, const OwnChoice& own, const Produc
   FTBERT_CHECK(!rules.rotation || rules.positions, "rotary: there is a table, but no positions given");
   if (own.kernel == &wgmma_persistent) return run_turned_persistent(context, own.variant, product, data, heads, rules);
   FTBERT_CHECK(product.a != DType::e4m3, "the product ", own.kernel->name, " turns no heads of a product of e4m3");
-  const TurnedArguments<native_t<T>> arguments{data.bias, data.c, head_turn(heads, rules)};
+  const TurnArguments<native_t<T>> arguments{data.bias, data.c, head_turn(heads, rules)};
   heads.size == 64 ? run_tile_of<64, T>(context, own.variant, product, data, arguments)
                    : run_tile_of<128, T>(context, own.variant, product, data, arguments);
 }

@@ -23,9 +23,8 @@
 #include "device/tma.cuh"
 #include "device/vector.cuh"
 #include "device/wgmma.cuh"
-#include "gemm/gpu/endings/e4m3_sums.cuh"
-#include "gemm/gpu/endings/residual_tile.cuh"
-#include "gemm/gpu/endings/row_moments.cuh"
+#include "gemm/gpu/endings/bias.cuh"
+#include "gemm/gpu/endings/norm.cuh"
 #include "gemm/gpu/own.h"
 #include "gemm/hopper/wgmma_norm.h"
 #include "kernels/norm/norm_rule.cuh"
@@ -193,8 +192,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   more_registers<240>();
   constexpr int kHalves = Shape::kHalves;
   const int group = warpgroup - 1, warp = all_warps % 4, lane = threadIdx.x % 32;
-  const int turn = 1 + group, other_turn = 2 - group;  // named barriers
-  if (!kTogether && group == 1) named_barrier_arrive(other_turn, 256);
+  // Named barriers: a warpgroup multiplies when the other one has arrived at `mine`, and the first begins.
+  const int mine = 1 + group, theirs = 2 - group;
+  if (!kTogether && group == 1) named_barrier_arrive(theirs, 256);
   int index = kTogether ? 0 : group;  // of the tile among this block's
   for (int tile = first + index * step_tiles; tile < work.row_tiles;) {
     ring.go_to(int64_t{index} * work.k_steps);
@@ -216,7 +216,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
       for (int half = 0; half < kHalves; ++half) warpgroup_keep(sum[half]);  // or they are made in between the products
     }
-    if (!kTogether) named_barrier_wait(turn, 256);
+    if (!kTogether) named_barrier_wait(mine, 256);
     for (int step = 0; step < work.k_steps; ++step) {
       ring.wait_full();
       const uint32_t at = base + ring.stage * Shape::kStageBytes;
@@ -236,7 +236,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
       before = ring.next();
     }
-    if (!kTogether) named_barrier_arrive(other_turn, 256);
+    if (!kTogether) named_barrier_arrive(theirs, 256);
     warpgroup_wait();
     release(before);
 
@@ -256,15 +256,7 @@ __global__ void __launch_bounds__(kThreads, 1)
                       : pack_moments(mean[half][0], scale[half][0], work.mark));
     }
     const auto send = [&](const CUtensorMap& map, int block) {
-      fence_shared_for_async();
-      __syncwarp();
-      if (lane == 0) {
-#pragma unroll
-        for (int half = 0; half < kHalves; ++half)
-          tma_store(map, column + block * 64, tile * Shape::kTileM + row0 + half * 64,
-                    shared + half * (64 * 128) + block * (Shape::kTileM * 128));
-        tma_store_commit();
-      }
+      send_block<Shape>(map, column, tile * Shape::kTileM + row0, shared, block);
     };
     // A warp alone reads and writes its rows of the tile.
     if constexpr (Maps::kKeepSum)

@@ -1,4 +1,10 @@
-// The kernel of wgmma_persistent_cuda.cu, a template over what is done with a tile's sums: an Ending.
+// wgmma_persistent: a product C = A B^T for many rows on Hopper, persistent, warp-specialised, ping-pong. The kernel is
+// a template over what is done with a tile's sums: an Ending (gemm/gpu/endings/store.cuh).
+//
+// A block stays on its multiprocessor and computes one 128-row tile of C after another. One thread asks the tensor
+// memory accelerator for tiles of A and B, a ring of stages ahead; two warpgroups multiply in turns (wgmma), each a
+// whole tile: while one multiplies, the other adds the bias, applies the activation and stores. So the tensor cores
+// need not wait for an epilogue, if it takes less time than a tile's products.
 #pragma once
 #include <algorithm>
 #include <string_view>
@@ -12,7 +18,7 @@
 #include "device/tma.cuh"
 #include "device/vector.cuh"
 #include "device/wgmma.cuh"
-#include "gemm/gpu/endings/e4m3_sums.cuh"
+#include "gemm/gpu/endings/store.cuh"
 #include "gemm/gpu/guessed_time.h"
 #include "gemm/gpu/own.h"
 
@@ -22,7 +28,8 @@ namespace {
 constexpr int kTileM = 128, kTileN = 128, kStepBytes = 128;  // of k, a row of a stage
 constexpr int kThreads = 384;                                // a warpgroup that loads, two that multiply
 constexpr int kBytesA = kTileM * kStepBytes, kBytesB = kTileN * kStepBytes, kStageBytes = kBytesA + kBytesB;
-constexpr int kSumBytes = 16 * kTileN * 2;
+constexpr int kSumBytes = SwizzledRows::kBytes;
+static_assert(kTileN == 8 * SwizzledRows::kEights);
 
 // Shared memory. Of each warp that multiplies: sums of 16 rows, rounded, on their way out, and of the tile's columns
 // the bias, or where A and B are E4M3 scale and bias as floats. Only what lies in shared memory is near: beside the
@@ -44,11 +51,8 @@ struct PersistentWork {
   int n, k_steps, columns, group_columns, group_tiles;
   int whole, paired, items;  // items: whole tiles, then `paired` halves of tiles that have two, then single ones
   const void* bias;
-  void* c;
+  E4m3Scales scales;  // with A and B in E4M3
 };
-
-// With A and B in E4M3.
-struct ScaledWork : PersistentWork, E4m3Scales {};
 
 struct Piece {
   int row, column;  // of C
@@ -97,71 +101,24 @@ __device__ void bring_bias(const PersistentWork& work, int column0, uint32_t to)
 // With A and B in E4M3, of kTileN columns from column0 on: what their sums are multiplied by, and the bias. Of two
 // columns (scale, bias, scale, bias) at a time; zeros beyond n.
 template <class E>
-__device__ void bring_factors(const ScaledWork& work, int column0, float4* shared) {
+__device__ void bring_factors(const PersistentWork& work, int column0, float4* shared) {
   const int i = threadIdx.x % 32, column = column0 + i * 4;
   float scale[4] = {}, bias[4] = {};
   if (column < work.n) {
-    load_scales(work, column, scale);
+    load_scales(work.scales, column, scale);
     if (work.bias) Packed<E, 4>::load(static_cast<const E*>(work.bias) + column).to_floats(bias);
   }
 #pragma unroll
   for (int w = 0; w < 4; w += 2) shared[i * 2 + w / 2] = {scale[w], bias[w], scale[w + 1], bias[w + 1]};
 }
 
-// 16 rows of a warp, rounded as cuBLASLt would leave them, in shared memory, so that the activation is a loop. Written
-// out for every register it was 2,200 instructions a tile (erf GELU, 512x3072x768 on an H200: 11.3 us against 9.5).
-// There they are blocks of 64 columns, [16][8] chunks of 16 bytes, xor-ed with the row.
-template <class E>
-__device__ void stage_sums(const float (&sum)[kTileN / 8][4], uint32_t shared) {
-  const int lane = threadIdx.x % 32, row = lane % 16;
-#pragma unroll
-  for (int j = 0; j < kTileN / 8; j += 2) {
-    uint32_t packed[4];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const float (&s)[4] = sum[j + i];
-      packed[2 * i] = pack_pair<E>(s[0], s[1]);
-      packed[2 * i + 1] = pack_pair<E>(s[2], s[3]);
-    }
-    const int chunk = j + lane / 16;
-    store_matrices(shared + chunk / 8 * (16 * 128) + row * 128 + ((chunk % 8) ^ (row % 8)) * 16, packed[0], packed[1],
-                   packed[2], packed[3]);
-  }
-}
-
-// The activation, and to memory: of a block four rows of 128 bytes at a time, twice two of them so
-// that what depends on row % 8 is worked out once.
-template <class E, Activation kActivation>
-__device__ void store_sums(const char* shared, const PersistentWork& work, int64_t row0, int column0) {
-  const int lane = threadIdx.x % 32, rows = static_cast<int>(min(int64_t{16}, work.m - row0));
-  const int64_t n = work.n;
-#pragma unroll 1
-  for (int step = 0; step < kTileN / 32; ++step) {
-    const int row = step % 2 * 8 + lane / 8, block = step / 2;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int chunk = (lane % 8) ^ (lane / 8 + 4 * i), column = column0 + block * 64 + chunk * 8;
-      const auto pack = activate_pack<kActivation>(
-          Packed<E, 8>::load(reinterpret_cast<const E*>(shared + (2 * step + i) * (4 * 128) + lane * 16)));
-      if (row + 4 * i < rows && column < work.n)
-        pack.store(static_cast<E*>(work.c) + (row0 + row + 4 * i) * n + column);
-    }
-  }
-}
-
-// What an Ending has: Element, the 16-bit type of the bias; Work, what it needs: PersistentWork (of A and B in E4M3
-// ScaledWork), and maybe more. It is an object of a warp, which has 16 rows of a tile from row0 on, and in a whole tile
-// 16 from row0 + 64 on too:
-//   Ending(work, row0, column0), before the tile's products. The inputs are not waited for;
-//   finish(sums, memory, work, row, column0, half): 16 rows from `row` on, to C. Scales and bias are in the sums, which
-//     it may change; the warp has kSumBytes of shared memory at `memory`.
-//
 // A: of A's and B's elements. kBlocks: of a cluster, which have tiles side by side. Each loads its share of A's rows,
 // for all of them: 128x128 tiles of blocks on their own ask the L2 cache for more than it gives.
 template <class A, int kBlocks, class Ending>
 __global__ void __launch_bounds__(kThreads, 1)
     wgmma_persistent_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_half_a,
-                            const __grid_constant__ CUtensorMap map_b, const typename Ending::Work work) {
+                            const __grid_constant__ CUtensorMap map_b, const PersistentWork work,
+                            const typename Ending::Arguments arguments) {
 #ifdef FTBERT_WGMMA
   using E = typename Ending::Element;
   constexpr bool kScaled = sizeof(A) == 1;
@@ -219,8 +176,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   char* const out = memory + kStages * kStageBytes + (group * 4 + warp) * kWarpBytes;
   const E* const bias = reinterpret_cast<const E*>(out + kSumBytes);
   float4* const factors = reinterpret_cast<float4*>(out + kSumBytes);
-  const int turn = 1 + group, other_turn = 2 - group;  // named barriers
-  if (group == 1) named_barrier_arrive(other_turn, 256);
+  // Named barriers: a warpgroup multiplies when the other one has arrived at `mine`, and the first begins.
+  const int mine = 1 + group, theirs = 2 - group;
+  if (group == 1) named_barrier_arrive(theirs, 256);
   if constexpr (kBlocks > 1) cluster_arrived();
   int index = group;  // of the item among this block's
   const auto compute = [&](auto halves, const Piece& piece) {
@@ -240,7 +198,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       bring_factors<E>(work, piece.column, factors);
     else
       bring_bias<E>(work, piece.column, shared_address(bias));
-    Ending ending(work, piece.row + warp * 16, piece.column);
+    Ending ending(arguments, work.m, work.n);
+    ending.look_ahead(piece.row + warp * 16, piece.column);
     copy_async_wait<0>();
     __syncwarp();
     // While it waits for its turn. Sums that began undefined would be alive through the ending, which then spills.
@@ -254,7 +213,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) warpgroup_keep(sum[half]);  // or they are made in between the products
-    named_barrier_wait(turn, 256);
+    named_barrier_wait(mine, 256);
     int step = 0;
     do {
       ring.wait_full();
@@ -274,7 +233,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
       before = ring.next();
     } while (++step < work.k_steps);
-    named_barrier_arrive(other_turn, 256);
+    named_barrier_arrive(theirs, 256);
 
     warpgroup_wait();
     release(before);
@@ -282,7 +241,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     for (int half = 0; half < kHalves; ++half) {
       warpgroup_keep(sum[half]);
       if constexpr (kScaled) apply_factors(sum[half], factors);
-      ending.finish(sum[half], out, work, piece.row + half * 64 + warp * 16, piece.column, half);
+      ending.finish(sum[half], nullptr, out, half * 64);
       __syncwarp();
     }
   };
@@ -317,7 +276,7 @@ PersistentWork work_of(const Product& p, const ProductData& data, int sm_count, 
                       .group_columns = group_columns,
                       .group_tiles = group_columns * rows,
                       .bias = data.bias,
-                      .c = data.c};
+                      .scales = scales_of(p, data)};
   const int tiles = columns * rows, rest = tiles % at_once;  // of the last wave
   const int last_columns = columns - (tiles_of(columns, group_columns) - 1) * group_columns;
   const int single = (p.m - 1) % kTileM < kTileM / 2 ? std::min(rest, last_columns) : 0;
@@ -329,10 +288,6 @@ PersistentWork work_of(const Product& p, const ProductData& data, int sm_count, 
   return work;
 }
 
-ScaledWork scaled_work_of(const Product& p, const ProductData& data, int sm_count, int blocks) {
-  return {work_of(p, data, sm_count, blocks), scales_of(p, data)};
-}
-
 template <int kBlocks_>
 struct PersistentShape {
   static constexpr int kTileM = 128, kTileN = 128, kSplit = 1, kBlocks = kBlocks_;
@@ -342,17 +297,18 @@ struct PersistentShapes : ShapeList<PersistentShape<1>, PersistentShape<2>> {
   static constexpr int kBlocks[] = {1, 2};
 };
 
-// Work: with the PersistentWork of that variant. A: of A's and B's elements.
+// A: of A's and B's elements.
 template <class A, class Ending>
 void launch_persistent(const Context<Cuda>& context, const char* name, int variant, const Product& p,
-                       const ProductData& data, const typename Ending::Work& work) {
+                       const ProductData& data, const typename Ending::Arguments& arguments) {
   PersistentShapes::with(variant, [&](auto shape) {
     constexpr int kBlocks = decltype(shape)::kBlocks;
+    const PersistentWork work = work_of(p, data, context.sm_count, kBlocks);
     launch_overlapped(context, name, wgmma_persistent_kernel<A, kBlocks, Ending>,
                       std::min(work.items, context.sm_count / kBlocks) * kBlocks, kThreads, PersistentMemory<A>::kBytes,
                       kBlocks, tensor_map(data.a, p.a, p.m, p.k, kTileM / kBlocks),
                       tensor_map(data.a, p.a, p.m, p.k, kTileM / 2 / kBlocks),
-                      tensor_map(data.b, p.b, p.n, p.k, kTileN), work);
+                      tensor_map(data.b, p.b, p.n, p.k, kTileN), work, arguments);
   });
 }
 

@@ -1,8 +1,5 @@
-// Products for many rows: persistent, warp-specialised, ping-pong. A block stays on its multiprocessor and computes one
-// 128-row tile of C after another. One warp asks the tensor memory accelerator for tiles of A and B, a ring of stages
-// ahead; two warpgroups multiply in turns (wgmma), each a whole tile: while one multiplies, the other adds the bias,
-// applies the activation and stores. So the tensor cores need not wait for an epilogue, if it takes less time than a
-// tile's products. This file has the instances for 16 bits, persistent_e4m3_cuda.cu those for E4M3.
+// Products of wgmma_persistent (wgmma_persistent.cuh) alone, of 16 bits: which there are, how long they take, and their
+// launches. persistent_e4m3_cuda.cu has the instances for E4M3.
 #include <algorithm>
 
 #include "gemm/gpu/guessed_time.h"
@@ -11,26 +8,10 @@
 namespace ftbert {
 namespace {
 
-template <class E, Activation kActivation, Gate kGate = Gate::none>
-void launch(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data) {
-  launch_persistent<E, Plain<E, kActivation, kGate>>(
-      context, "kernel wgmma_persistent", variant, p, data,
-      work_of(p, data, context.sm_count, PersistentShapes::kBlocks[variant]));
-}
-
-template <class E>
-void run_type(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data) {
-  if (p.epilogue.gate == Gate::pairs)
-    return with_activation(p.epilogue.activation, [&](auto kind) {
-      launch<E, decltype(kind)::value, Gate::pairs>(context, variant, p, data);
-    });
-  if (p.epilogue.activation == Activation::none) return launch<E, Activation::none>(context, variant, p, data);
-  return launch<E, Activation::gelu_erf>(context, variant, p, data);
-}
-
 void run(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data) {
   if (p.a == DType::e4m3) return run_persistent_e4m3(context, variant, p, data);
-  p.a == DType::fp16 ? run_type<__half>(context, variant, p, data) : run_type<__nv_bfloat16>(context, variant, p, data);
+  p.a == DType::fp16 ? run_persistent<__half, __half, __half>(context, variant, p, data)
+                     : run_persistent<__nv_bfloat16, __nv_bfloat16, __nv_bfloat16>(context, variant, p, data);
 }
 
 bool supports(const Gpu& gpu, int variant, const Product& p) {

@@ -1,4 +1,4 @@
-// c [m, n] = epilogue(a [m, k] @ b [n, k]^T) for a weight b in Q8_0, as core/q8_0.h lays it out: the kernel.
+// wgmma_q8_0: c [m, n] = epilogue(a [m, k] @ b [n, k]^T) on Hopper for a weight b in Q8_0, as core/q8_0.h lays it out.
 //
 // The numbers come from memory as they are, and become 16-bit ones, rounded as dequantise_q8_0 rounds them, in the
 // registers of the warps that multiply: a register operand of a warpgroup has 64 rows, so that these are b's, and a's
@@ -16,6 +16,7 @@
 #include "device/tma.cuh"
 #include "device/vector.cuh"
 #include "device/wgmma.cuh"
+#include "gemm/gpu/endings/store.cuh"
 #include "gemm/product.h"
 
 namespace ftbert {
@@ -156,21 +157,21 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     convert(ring.stage, b[0]);
     for (int first = 0; first < steps; first += 2) {
 #pragma unroll
-      for (int turn = 0; turn < 2; ++turn) {
-        const int step = first + turn;
+      for (int i = 0; i < 2; ++i) {
+        const int step = first + i;
         if (step >= steps) break;
         warpgroup_fence();
 #pragma unroll
         for (int q = 0; q < 4; ++q)  // a descriptor counts in units of 16 bytes
-          warpgroup_multiply_add_nt<E>(sum, b[turn][q], tokens + (ring.stage * Shape::kTokenBytes + q * 32) / 16);
+          warpgroup_multiply_add_nt<E>(sum, b[i][q], tokens + (ring.stage * Shape::kTokenBytes + q * 32) / 16);
         warpgroup_commit();
         const int now = ring.next();
         if (step + 1 < steps) {
           ring.wait_full();
-          convert(ring.stage, b[turn ^ 1]);
+          convert(ring.stage, b[i ^ 1]);
         }
         warpgroup_wait();
-        warpgroup_keep(b[turn]);
+        warpgroup_keep(b[i]);
         __syncwarp();
         if (lane == 0) ring.release(now);
       }
@@ -205,21 +206,18 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
       with_activation(work.activation, [&](auto kind) {
         constexpr Activation kActivation = decltype(kind)::value;
         const bool gated = work.gate == Gate::pairs;
+        const Result to_c{work.c, work.m, work.n};
         const int pieces = gated ? 4 : 8;
         for (int i = threadIdx.x % 128; i < Shape::kStagedTokens * pieces; i += 128) {
           const int token = i / pieces, column = i % pieces * (64 / pieces);
           const int64_t row = token0 + chunk + token;
           const auto* const from = reinterpret_cast<const E*>(own + token * Shape::kStagedRow) + column;
-          if (row >= work.m || row0 + column >= work.n) continue;
-          const Packed<E, 8> pack = Packed<E, 8>::load(from);
-          if (!gated) {
-            activate_pack<kActivation>(pack).store(work.c + row * work.n + row0 + column);
-            continue;
-          }
-          const Packed<E, 8> packs[2] = {pack, Packed<E, 8>::load(from + 8)};
-          float v[16];
-          to_floats(packs, v);
-          gate_pairs<kActivation, E, 8>(v).store(work.c + row * (work.n / 2) + (row0 + column) / 2);
+          const Packed<E, 8> packs[2] = {Packed<E, 8>::load(from),
+                                         gated ? Packed<E, 8>::load(from + 8) : Packed<E, 8>::zero()};
+          if (gated)
+            to_c.put<E, E, kActivation, Gate::pairs>(packs, row, row0 + column);
+          else
+            to_c.put<E, E, kActivation, Gate::none>({packs[0]}, row, row0 + column);
         }
       });
     }

@@ -1,4 +1,16 @@
-// The kernel of wgmma_tile_cuda.cu, a template over what is done with a tile's sums: an Ending.
+// wgmma_tile: a product C = A B^T for up to some 4000 rows on Hopper, a block for each tile of C, and nothing of such a
+// product takes long but getting started and getting done. The kernel is a template over what is done with a tile's
+// sums: an Ending (gemm/gpu/endings/store.cuh).
+//
+// One thread asks the tensor memory accelerator for tiles of A and B, into a ring of stages (device/ring.cuh);
+// warpgroups multiply (wgmma), for other rows each or in turns for the next 128 bytes of k. The thread asks for
+// weights, B, while the kernel ahead still runs, and for A as soon as that has ended. Blocks with at most half of a
+// multiprocessor's shared memory come in twos; those with more have one to themselves.
+//
+// A warpgroup instruction for few columns takes no longer than the instructions around it: the loop over k is written
+// out for all stages, so that only constants differ between them, with addresses in uniform registers. Where k is
+// divided, over warpgroups or blocks of a cluster, each part finishes some of the tile's columns: it is sent the other
+// parts' sums of these columns, in the layout of the registers they come from, and waits for nothing else.
 #pragma once
 #include <algorithm>
 #include <string_view>
@@ -12,6 +24,7 @@
 #include "device/tma.cuh"
 #include "device/vector.cuh"
 #include "device/wgmma.cuh"
+#include "gemm/gpu/endings/store.cuh"
 #include "gemm/gpu/own.h"
 
 namespace ftbert {
@@ -24,20 +37,25 @@ namespace {
 constexpr int kStepBytes = 128;   // of k, a row of a stage
 constexpr int kShareBytes = 512;  // of a warp: its sums of 16 rows by 8 columns
 
-// kGroupsM warpgroups have 64 rows each, kGroupsK share these rows and take steps of k in turns; kSplit blocks of a
-// cluster divide k. kKilobytes: of shared memory.
+// A tile of C has 64 * kGroupsM rows and kTileN columns. kGroupsM warpgroups have 64 rows each; of each 64 rows
+// kGroupsK warpgroups take steps of k (128 bytes) in turns; kSplit blocks of a cluster divide k. kKilobytes: of shared
+// memory.
+//
+// Shared memory: stages [kStages] of [kTileM][128] bytes of A and [kTileN][128] of B, swizzled; areas [warps] for sums
+// of other parts and rows on their way out; barriers; the ending's vectors [kVectors][kTileN].
 template <int kTileN_, int kGroupsM_, int kGroupsK_, int kSplit_, int kKilobytes>
 struct TileShape {
   static constexpr int kTileN = kTileN_, kGroupsM = kGroupsM_, kGroupsK = kGroupsK_, kSplit = kSplit_;
   static constexpr int kTileM = 64 * kGroupsM, kBytesA = kTileM * kStepBytes,
                        kStageBytes = kBytesA + kTileN * kStepBytes;
   static constexpr int kGroups = kGroupsM * kGroupsK, kMultiplying = 128 * kGroups, kThreads = kMultiplying + 32;
-  static constexpr int kParts = kGroupsK * kSplit;      // of k
-  static constexpr int kEights = kTileN / 8 / kParts;   // 8 columns each: those that a part finishes
-  static constexpr int kRowBytes = 16 * (kEights | 1);  // of such columns, apart from the banks
-  static constexpr int kAreaBytes = std::max(16 * kRowBytes, (kParts - 1) * kEights * kShareBytes);  // of a warp
+  static constexpr int kParts = kGroupsK * kSplit;     // of k
+  static constexpr int kEights = kTileN / 8 / kParts;  // 8 columns each: those that a part finishes
+  using Staging = PaddedRows<kEights>;
+  static constexpr int kAreaBytes = std::max(Staging::kBytes, (kParts - 1) * kEights * kShareBytes);  // of a warp
   static constexpr int kAreasBytes = 4 * kGroups * kAreaBytes;
-  static constexpr int kRound = (kKilobytes * 1024 - kAreasBytes) / kStageBytes / kGroupsK;  // a warpgroup's stages
+  // Stages that a warpgroup multiplies; it takes every kGroupsK-th.
+  static constexpr int kRound = (kKilobytes * 1024 - kAreasBytes) / kStageBytes / kGroupsK;
   static constexpr int kStages = kRound * kGroupsK;
   static constexpr int kBarriersBytes = 16 * kStages + (8 * (kGroups + 1) + 15) / 16 * 16;
   static constexpr int kBytes = 1024 + kStages * kStageBytes + kAreasBytes + kBarriersBytes;
@@ -48,73 +66,14 @@ struct TileShape {
   static_assert(kBytes <= 227 * 1024);
 };
 
-// C [m, n] and what it is made of, where the kernel itself looks.
+// The product's sizes: of A [m, k], B [n, k], sums [m, n].
 struct TileWork {
   int64_t m;
   int n, k;
 };
 
-// 16 rows of a warp, from the registers, rounded, to shared memory, so that they go to memory 16 bytes at a time.
-// value(j, c): what is in place of the warpgroup's accumulator.
-template <class E, class Shape, class Value>
-__device__ void stage_rows(char* shared, const Value& value) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int j = 0; j < Shape::kEights; ++j)
-#pragma unroll
-    for (int r = 0; r < 2; ++r)
-      *reinterpret_cast<uint32_t*>(shared + (lane / 4 + 8 * r) * Shape::kRowBytes + j * 16 + lane % 4 * 4) =
-          pack_pair<E>(value(j, 2 * r), value(j, 2 * r + 1));
-}
-
-template <class E, Activation kActivation, class Shape>
-__device__ void store_rows(const char* shared, const TileWork& work, void* c, int64_t row0, int column0) {
-  constexpr int kEights = Shape::kEights;
-  __syncwarp();
-#pragma unroll 2
-  for (int i = threadIdx.x % 32; i < 16 * kEights; i += 32) {
-    const int row = i / kEights, column = column0 + i % kEights * 8;
-    const auto pack = activate_pack<kActivation>(
-        Packed<E, 8>::load(reinterpret_cast<const E*>(shared + row * Shape::kRowBytes + i % kEights * 16)));
-    if (row0 + row < work.m && column < work.n) pack.store(static_cast<E*>(c) + (row0 + row) * work.n + column);
-  }
-}
-
-// Of a row that stage_rows has staged, what follows its element `first`.
-template <class E, class Shape, int kCount>
-__device__ void load_staged(const char* shared, int row, int first, float (&v)[kCount]) {
-  Packed<E, 8> packs[kCount / 8];
-#pragma unroll
-  for (int i = 0; i < kCount / 8; ++i)
-    packs[i] = Packed<E, 8>::load(reinterpret_cast<const E*>(shared + row * Shape::kRowBytes) + first + i * 8);
-  to_floats(packs, v);
-}
-
-// Half as many columns as store_rows stores: of two packs of sums 16 bytes, or 8 of one where a warp has an odd number.
-template <class E, Activation kActivation, class Shape>
-__device__ void store_gated_rows(const char* shared, const TileWork& work, void* c, int64_t row0, int column0) {
-  constexpr int kSums = Shape::kEights % 2 == 0 ? 16 : 8, kAcross = Shape::kEights * 8 / kSums;
-  __syncwarp();
-#pragma unroll 2
-  for (int i = threadIdx.x % 32; i < 16 * kAcross; i += 32) {
-    const int row = i / kAcross, first = i % kAcross * kSums, column = column0 + first;  // of the sums
-    float v[kSums];
-    load_staged<E, Shape>(shared, row, first, v);
-    const auto gated = gate_pairs<kActivation, E, kSums / 2>(v);
-    if (row0 + row < work.m && column < work.n)
-      gated.store(static_cast<E*>(c) + (row0 + row) * (work.n / 2) + column / 2);
-  }
-}
-
-// What an Ending has: Arguments, what it needs; kVectors, how many vectors [n] of floats; and as an object of a block's
-// threads
-//   vector(i): the vectors. They do not change while a model runs, and a tile's columns of them come to shared memory;
-//   look_ahead(row0, column0), of the warps that multiply, before they do: 16 rows and Shape::kEights * 8 columns are a
-//     warp's own. The inputs are not waited for;
-//   finish(sums, vectors, area), of these: the sums of its own; the vectors, Shape::kTileN after each other, from its
-//     own columns on; and shared memory of the warp's own for stage_rows.
-//
-// A: of A's and B's elements.
+// A: the type of A's and B's elements. Grid: tiles across n times kSplit, tiles along m. The last warp asks for
+// operands, all others multiply.
 template <class A, class Shape, class Ending>
 __global__ void __launch_bounds__(Shape::kThreads)
     wgmma_tile_kernel(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b,
@@ -129,7 +88,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
   const uint32_t base = shared_address(memory), areas = base + kStages * kStageBytes;
   Ring<kStages, 4 * kGroupsM> ring{areas + Shape::kAreasBytes};
   const uint32_t summed = ring.barriers + ring.kBytes, vectors_full = summed + 8 * Shape::kGroups;
-  constexpr int kVectors = kStages * kStageBytes + Shape::kAreasBytes + Shape::kBarriersBytes;  // where they are
+  constexpr int kVectorsAt = kStages * kStageBytes + Shape::kAreasBytes + Shape::kBarriersBytes;
   const int rank = static_cast<int>(blockIdx.x) % kSplit, column0 = static_cast<int>(blockIdx.x) / kSplit * kTileN;
   const int row0 = static_cast<int>(blockIdx.y) * Shape::kTileM;
   const int all = (work.k + kStep - 1) / kStep, first = all * rank / kSplit, steps = all * (rank + 1) / kSplit - first;
@@ -143,7 +102,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
     barrier_expect(ring.full(stage), kStageBytes);
     tma_load(base + stage * kStageBytes + Shape::kBytesA, map_b, (first + at.step) * kStep, column0, ring.full(stage));
   };
-  Ending ending(arguments, work);
+  Ending ending(arguments, work.m, work.n);
   if (threadIdx.x == Shape::kMultiplying) {
     ring.init_full();
     for (int g = 0; kSplit > 1 && g < Shape::kGroups; ++g) barrier_init(summed + 8 * g, 1);
@@ -151,16 +110,17 @@ __global__ void __launch_bounds__(Shape::kThreads)
     barrier_init_fence();
     for (int g = 0; kSplit > 1 && g < Shape::kGroups; ++g)
       barrier_expect(summed + 8 * g, 4 * (kParts - 1) * kEights * kShareBytes);
-    // Whoever changes weights launches something else before the next product.
+    // No kernel changes weights while a model runs: whoever changes them launches something else before the next
+    // product.
     feed_weights(ring, StepsOfTile{steps}, ask_b);
     if constexpr (Ending::kVectors > 0) {
       const int bytes = 4 * min(kTileN, work.n - column0);
       barrier_expect(vectors_full, Ending::kVectors * bytes);
 #pragma unroll
       for (int i = 0; i < Ending::kVectors; ++i)
-        bulk_load(base + kVectors + i * 4 * kTileN, ending.vector(i) + column0, bytes, vectors_full);
+        bulk_load(base + kVectorsAt + i * 4 * kTileN, ending.vector(i) + column0, bytes, vectors_full);
     }
-    ring.init_empty();
+    ring.init_empty();  // behind the first weights, which need no empty stage
     barrier_init_fence();
   }
   __syncthreads();
@@ -175,7 +135,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
     return;
   }
 
-  // What an ending writes comes after A has come, so after the wait above, or after a wait of its own.
+  // An ending writes after A has come, so after wait_for_inputs above, or after a wait of its own.
   const int group = warp / 4, group_m = group % kGroupsM, group_k = group / kGroupsM;
   const int part = rank * kGroupsK + group_k, own_column = column0 + part * kEights * 8;
   const int64_t own_row = row0 + group_m * 64 + warp % 4 * 16;
@@ -185,21 +145,21 @@ __global__ void __launch_bounds__(Shape::kThreads)
   const uint64_t b = matrix_descriptor<128>(base + group_k * kStageBytes + Shape::kBytesA);
   for (int step = group_k; step < steps; ring.parity ^= 1) {
 #pragma unroll
-    for (int turn = 0; turn < kRound; ++turn) {
+    for (int i = 0; i < kRound; ++i) {
       if (step >= steps) break;
       const auto stage = [&](int of) { return group_k + of * kGroupsK; };
-      barrier_wait(ring.full(stage(turn)), ring.parity);
+      barrier_wait(ring.full(stage(i)), ring.parity);
       warpgroup_fence();
 #pragma unroll
       for (int d = 0; d < kStepBytes / 32; ++d) {
         // A descriptor counts its address in units of 16 bytes.
-        const int at = (turn * kGroupsK * kStageBytes + d * 32) / 16;
+        const int at = (i * kGroupsK * kStageBytes + d * 32) / 16;
         warpgroup_multiply_nt<A>(sum, a + at, b + at, true);
       }
       warpgroup_commit();
       if (step > group_k) {
         warpgroup_wait<1>();
-        if (lane == 0) ring.release(stage((turn + kRound - 1) % kRound));
+        if (lane == 0) ring.release(stage((i + kRound - 1) % kRound));
       }
       step += kGroupsK;
     }
@@ -207,7 +167,8 @@ __global__ void __launch_bounds__(Shape::kThreads)
   warpgroup_wait();
   warpgroup_keep(sum);
 
-  // An area's shares: from the other parts, in their order, kEights from each.
+  // To each part its columns' sums: of this part they stay in registers, another part finds them as shares in the area
+  // of its warp of the same rows, from the other parts in their order, kEights from each.
   const auto area = [&](int of_group) { return (of_group * 4 + warp % 4) * Shape::kAreaBytes; };
   char* const own_area = memory + kStages * kStageBytes + area(group);
   float sums[kEights][4];
@@ -244,7 +205,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
   }
 
   if constexpr (Ending::kVectors > 0) barrier_wait(vectors_full, 0);
-  ending.finish(sums, reinterpret_cast<const float*>(memory + kVectors) + part * kEights * 8, own_area);
+  ending.finish(sums, reinterpret_cast<const float*>(memory + kVectorsAt) + part * kEights * 8, own_area);
 #else
   no_warpgroups();
 #endif
@@ -283,9 +244,11 @@ struct List : ShapeList<Shapes...> {
     return at;
   }
 };
-using TileShapes = List<InTwos<32, 1>, InTwos<32, 4>, InTwos<48, 1>, InTwos<64, 1>, InTwos<64, 4>, InTwos<96, 1>,
-                        Single<48, 2>, Single<96, 2>, Single<96, 4>, KShared<32>, KShared<48>, KShared<64>, KShared<96>,
-                        Tall<64>, Tall<96>, Tall<128>, Tall<192>>;
+// The first ones are there for E4M3 too: those that the guess chooses.
+using ScaledTileShapes = List<InTwos<32, 1>, InTwos<32, 4>, InTwos<96, 1>, KShared<32>, KShared<48>>;
+using TileShapes = List<InTwos<32, 1>, InTwos<32, 4>, InTwos<96, 1>, KShared<32>, KShared<48>, InTwos<48, 1>,
+                        InTwos<64, 1>, InTwos<64, 4>, Single<48, 2>, Single<96, 4>, KShared<64>, KShared<96>, Tall<64>,
+                        Tall<96>, Tall<128>, Tall<192>>;
 
 // A variant of the kernel with that Ending, for A and B of 16 bits.
 template <template <class E, class Shape> class Ending, class Arguments>

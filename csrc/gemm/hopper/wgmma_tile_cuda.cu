@@ -1,83 +1,29 @@
-// Products for up to some 4000 rows on Hopper: one tile of C a block, and nothing of such a product takes long but
-// getting started and getting done. One thread asks the tensor memory accelerator for tiles; warpgroups multiply
-// (wgmma), for other rows each or in turns for the next 128 bytes of k. The thread asks for weights while the kernel
-// ahead still runs, and for A as soon as that has ended. Blocks with at most half of a multiprocessor's shared memory
-// come in twos; those with more have one to themselves.
-//
-// A warpgroup instruction for few columns takes no longer than the instructions around it: the loop over k is written
-// out for all stages, so that only constants differ between them, with addresses in uniform registers. Where k is
-// divided, over warpgroups or blocks of a cluster, each part finishes some of the tile's columns: it is sent the
-// others' sums of these, in the layout of the registers they come from, and nobody waits for more than that.
+// Products of wgmma_tile (wgmma_tile.cuh) alone: which there are, how long they take, and their launches.
 #include "gemm/gpu/guessed_time.h"
 #include "gemm/hopper/wgmma_tile.cuh"
 
 namespace ftbert {
 namespace {
 
-struct PlainArguments {
-  const void* bias;
-  void* c;
-  Activation activation;
-};
-
-// Bias and activation.
+template <class E, class Shape, Gate kGate>
+using Plain = Store<E, E, kGate, Bias<E, Shape::kEights>, AnyActivation, typename Shape::Staging>;
 template <class E, class Shape>
-struct Plain {
-  using Arguments = PlainArguments;
-  static constexpr int kVectors = 0;
-
-  const Arguments& arguments;
-  const TileWork& work;
-  int64_t row0 = 0;
-  int column0 = 0;
-  float2 bias[Shape::kEights];
-
-  __device__ Plain(const Arguments& arguments, const TileWork& work) : arguments(arguments), work(work) {}
-
-  __device__ void look_ahead(int64_t row, int first_column) {
-    row0 = row, column0 = first_column;
-#pragma unroll
-    for (int j = 0; j < Shape::kEights; ++j) {
-      const int column = column0 + j * 8 + threadIdx.x % 4 * 2;
-      float b[2] = {};
-      if (arguments.bias && column < work.n)
-        Packed<E, 2>::load(static_cast<const E*>(arguments.bias) + column).to_floats(b);
-      bias[j] = {b[0], b[1]};
-    }
-  }
-
-  __device__ void finish(const float (&sums)[Shape::kEights][4], const float*, char* area) {
-    stage_rows<E, Shape>(area, [&](int j, int c) { return sums[j][c] + (c % 2 ? bias[j].y : bias[j].x); });
-    with_activation(arguments.activation, [&](auto kind) {
-      store_rows<E, decltype(kind)::value, Shape>(area, work, arguments.c, row0, column0);
-    });
-  }
-};
-
-// Bias, activation and gate.
+using Ungated = Plain<E, Shape, Gate::none>;
 template <class E, class Shape>
-struct Gated : Plain<E, Shape> {
-  __device__ Gated(const PlainArguments& arguments, const TileWork& work) : Plain<E, Shape>(arguments, work) {}
-
-  __device__ void finish(const float (&sums)[Shape::kEights][4], const float*, char* area) {
-    stage_rows<E, Shape>(area, [&](int j, int c) { return sums[j][c] + (c % 2 ? this->bias[j].y : this->bias[j].x); });
-    with_activation(this->arguments.activation, [&](auto kind) {
-      store_gated_rows<E, decltype(kind)::value, Shape>(area, this->work, this->arguments.c, this->row0, this->column0);
-    });
-  }
-};
+using Gated = Plain<E, Shape, Gate::pairs>;
 
 void run(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data) {
   if (p.a == DType::e4m3) return run_tile_e4m3(context, variant, p, data);
-  const PlainArguments arguments{data.bias, data.c, p.epilogue.activation};
+  const StoreArguments<const void*, AnyActivation> arguments{data.bias, {p.epilogue.activation}, data.c, nullptr};
   if (p.epilogue.gate == Gate::pairs) return run_tile<Gated>(context, "kernel wgmma_tile", variant, p, data, arguments);
-  run_tile<Plain>(context, "kernel wgmma_tile", variant, p, data, arguments);
+  run_tile<Ungated>(context, "kernel wgmma_tile", variant, p, data, arguments);
 }
 
 bool supports(const Gpu& gpu, int variant, const Product& p) {
   if (!has_warpgroups(gpu.capability)) return false;
   const int64_t most_rows = 32 * TileShapes::kVariants[variant].tile.rows;  // from there on wgmma_persistent is faster
   const bool e4m3 = is_e4m3_linear(p);
+  if (e4m3 && variant >= ScaledTileShapes::kCount) return false;
   return (e4m3 ? is_gelu_or_gate(p.epilogue) : is_16_bit_linear(p)) && !p.epilogue.residual_norm && p.m <= most_rows &&
          p.n % (e4m3 || p.epilogue.gate != Gate::none ? 16 : 8) == 0 && p.k % (e4m3 ? 16 : 8) == 0 &&
          std::max(p.n, p.k) < (1 << 24) && over(p.k * bytes_of(p.a), kStepBytes) >= TileShapes::kParts[variant];

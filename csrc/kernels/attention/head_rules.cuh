@@ -1,5 +1,5 @@
 // What HeadRules make of a head's numbers: the device code that the kernel `rotary` shares with the products that
-// contain it (gemm/gpu/endings/turned_heads.cuh). A thread holds both numbers of its pairs.
+// contain it (gemm/gpu/endings/turn.cuh). A thread holds both numbers of its pairs.
 #pragma once
 #include "device/vector.cuh"
 #include "kernels/kernels.h"
@@ -111,19 +111,15 @@ __device__ float2 moments_of_head(const Norm<E>& norm, bool centred, bool normed
   return {mean, scale};
 }
 
-// A norm's result, of numbers whose mean and scale are known. LayerNorm is RmsRule of distances from the mean, with an
-// offset of 0.
+// A norm's result, of numbers whose mean and scale are known.
 template <int W, class E>
 __device__ void normalise(const Unit<W>& unit, const Norm<E>& norm, float mean, float scale, float (&x)[2 * W]) {
   float gamma[2 * W] = {}, beta[2 * W] = {};
   unit.load(norm.gamma, gamma);
   if (norm.beta != nullptr) unit.load(norm.beta, beta);
-  const NormNumbers numbers{norm.eps, norm.offset};
   unit.each([&](int w) {
-    const float distance = x[w] - mean;
-    x[w] = norm.rounding == NormRounding::before_gamma
-               ? RmsRule<NormRounding::before_gamma>{numbers}.template apply<E>(distance, scale, gamma[w], beta[w])
-               : RmsRule<NormRounding::once>{numbers}.template apply<E>(distance, scale, gamma[w], beta[w]);
+    x[w] = normed<E>(NormNumbers{norm.eps, norm.offset}, norm.rounding == NormRounding::before_gamma, x[w] - mean,
+                     scale, gamma[w], beta[w]);
   });
 }
 

@@ -22,15 +22,22 @@ struct LayerRule : NormNumbers {
 // A kernel without a norm.
 struct NoRule : LayerRule {};
 
+// A number, of LayerNorm its distance from the mean; LayerNorm's offset is 0.
+template <class E>
+__device__ float normed(const NormNumbers& numbers, bool round_before_gamma, float x, float scale, float gamma,
+                        float beta) {
+  float y = x * scale;
+  if (round_before_gamma) y = to_float(from_float<E>(y));
+  return y * (gamma + numbers.offset) + beta;
+}
+
 template <NormRounding kRounding>
 struct RmsRule : NormNumbers {
   static constexpr bool kCentred = false;
 
   template <class E>
   __device__ float apply(float x, float scale, float gamma, float beta) const {
-    float y = x * scale;
-    if constexpr (kRounding == NormRounding::before_gamma) y = to_float(from_float<E>(y));
-    return y * (gamma + offset) + beta;
+    return normed<E>(*this, kRounding == NormRounding::before_gamma, x, scale, gamma, beta);
   }
 };
 

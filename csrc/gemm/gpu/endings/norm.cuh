@@ -1,11 +1,16 @@
-// A tile's float sums in registers with its residual in shared memory: added, normalised, and stored.
+// A residual added to a product's sums, and the norm of the sums' rows, where they lie in registers: through shared
+// memory to C in 16 bits, or from registers in E4M3. Blocks that have different columns of the same rows tell each
+// other the mean and the squared deviations of theirs through global memory, without flags or fences.
 #pragma once
 #include <cstdint>
 #include <type_traits>
 
 #include "device/e4m3.cuh"
+#include "device/fragment.cuh"
 #include "device/mma.cuh"
+#include "device/tma.cuh"
 #include "device/vector.cuh"
+#include "device/wgmma.cuh"
 #include "kernels/norm/norm_rule.cuh"
 
 namespace ftbert {
@@ -16,6 +21,67 @@ __device__ float2 unpack_pair(uint32_t bits) {
   typename PairOf<E>::type pair;
   memcpy(&pair, &bits, 4);
   return pair_to_float(pair);
+}
+
+// A tile's moments in one access, marked with the product's turn in what squares do not need: the sign, and the last
+// seven of 23 bits. 0 is nobody's mark.
+inline constexpr uint32_t kMark = 0x8000007fu, kMarks = 255;
+
+__device__ inline uint64_t pack_moments(float mean, float squares, uint32_t mark) {
+  return static_cast<uint64_t>((__float_as_uint(squares) & ~kMark) | mark) << 32 | __float_as_uint(mean);
+}
+__device__ inline bool has_mark(uint64_t moments, uint32_t mark) {
+  return (static_cast<uint32_t>(moments >> 32) & kMark) == mark;
+}
+__device__ inline float mean_of(uint64_t moments) { return __uint_as_float(static_cast<uint32_t>(moments)); }
+__device__ inline float squares_of(uint64_t moments) {
+  return __uint_as_float(static_cast<uint32_t>(moments >> 32) & ~kMark);
+}
+__device__ inline void tell(uint64_t* to, uint64_t moments) {
+  asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(to), "l"(moments) : "memory");
+}
+__device__ inline uint64_t look(const uint64_t* from) {
+  uint64_t moments;
+  asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(moments) : "l"(from) : "memory");
+  return moments;
+}
+
+// The mean of two rows of n columns, eight apart, and what the norm multiplies their deviations by, when all tiles of
+// them have told their moments; of rules that are not centred 0, and what it multiplies the rows by. The four lanes of
+// a row look at one tile in four, up to kLooks each. work: columns (tiles side by side), mark, eps, row_inverse (1 /
+// n).
+template <int kTileN, int kLooks, class Rule, class Work>
+__device__ void row_moments_of(const Work& work, const uint64_t* moments, float (&mean)[2], float (&scale)[2]) {
+  const int mine = threadIdx.x % 4;
+  uint64_t seen[2][kLooks];
+  bool all;
+  do {
+    all = true;
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+#pragma unroll
+      for (int i = 0; i < kLooks; ++i)
+        if (mine + 4 * i < work.columns) seen[r][i] = look(moments + r * 8 * work.columns + mine + 4 * i);
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+#pragma unroll
+      for (int i = 0; i < kLooks; ++i) all &= mine + 4 * i >= work.columns || has_mark(seen[r][i], work.mark);
+  } while (!all);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float total = 0, squares = 0;
+#pragma unroll
+    for (int i = 0; i < kLooks; ++i)
+      if (mine + 4 * i < work.columns) total += mean_of(seen[r][i]);
+    mean[r] = Rule::kCentred ? reduce<4>(total, Sum()) * (kTileN * work.row_inverse) : 0;
+#pragma unroll
+    for (int i = 0; i < kLooks; ++i)
+      if (mine + 4 * i < work.columns) {
+        const float d = mean_of(seen[r][i]) - mean[r];
+        squares += Rule::kCentred ? squares_of(seen[r][i]) + kTileN * d * d : squares_of(seen[r][i]);
+      }
+    scale[r] = inverse_root_mean<4>(squares, work.row_inverse, work.eps);
+  }
 }
 
 // sum += residual for 16 rows of a warp, and the mean and the squared deviations of each of a thread's two; of rules
@@ -60,6 +126,40 @@ __device__ void add_residual(float (&sum)[Shape::kTileN / 8][4], uint32_t tile, 
   }
 }
 
+// One number of a row. shift: -mean * scale.
+template <class E, class Rule>
+__device__ float normed_sum(const Rule& rule, float x, float scale, float shift, float gamma, float beta) {
+  if constexpr (Rule::kCentred)
+    return (x * scale + shift) * gamma + beta;
+  else
+    return rule.template apply<E>(x, scale, gamma, beta);
+}
+
+// In place, by a rule that is not centred, 8 * kEights columns of one of a lane's rows: accumulators from `first` on.
+// gamma [8 * kEights]; inverse: 1 / (8 * kEights).
+template <int kEights, class E, class Rule, int kAll>
+__device__ void norm_columns(const Rule& rule, const E* gamma, float inverse, float (&sums)[kAll][4], int first,
+                             int r) {
+  static_assert(!Rule::kCentred);
+  float squares = 0;
+#pragma unroll
+  for (int j = 0; j < kEights; ++j) {
+    const float* const s = sums[first + j] + 2 * r;
+    squares += s[0] * s[0] + s[1] * s[1];
+  }
+  const float scale = inverse_root_mean<4>(squares, inverse, rule.eps);
+#pragma unroll
+  for (int j = 0; j < kEights; ++j) {
+    float g[2];
+    Packed<E, 2>::load(gamma + j * 8 + Fragment::column()).to_floats(g);
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      float& x = sums[first + j][2 * r + c];
+      x = rule.template apply<E>(x, scale, g[c], 0.0f);
+    }
+  }
+}
+
 // What the rule makes of the sums, rounded, to shared memory; of NoRule the sums themselves. store(block) when 64
 // columns are there. vectors: for two columns both gammas, both betas.
 template <class E, class Shape, class Rule, class Store>
@@ -86,12 +186,9 @@ __device__ void normalize(const Rule& rule, const float (&sum)[Shape::kHalves][S
           const float* const s = sum[half][j + i] + 2 * r;
           if constexpr (std::is_same_v<Rule, NoRule>)
             packed[half][2 * i + r] = pack_pair<E>(s[0], s[1]);
-          else if constexpr (Rule::kCentred)
-            packed[half][2 * i + r] = pack_pair<E>((s[0] * scale[half][r] + shift[half][r]) * v.x + v.z,
-                                                   (s[1] * scale[half][r] + shift[half][r]) * v.y + v.w);
           else
-            packed[half][2 * i + r] = pack_pair<E>(rule.template apply<E>(s[0], scale[half][r], v.x, v.z),
-                                                   rule.template apply<E>(s[1], scale[half][r], v.y, v.w));
+            packed[half][2 * i + r] = pack_pair<E>(normed_sum<E>(rule, s[0], scale[half][r], shift[half][r], v.x, v.z),
+                                                   normed_sum<E>(rule, s[1], scale[half][r], shift[half][r], v.y, v.w));
         }
     }
 #pragma unroll
@@ -102,7 +199,21 @@ __device__ void normalize(const Rule& rule, const float (&sum)[Shape::kHalves][S
   }
 }
 
-// The same in place and not rounded, for results of more than one type.
+// 64 columns of a warp's rows, which `normalize` has put in the tile, to memory: asynchronous. column: the tile's
+// first.
+template <class Shape>
+__device__ void send_block(const CUtensorMap& map, int column, int row, uint32_t shared, int block) {
+  fence_shared_for_async();
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) {
+#pragma unroll
+    for (int half = 0; half < Shape::kHalves; ++half)
+      tma_store(map, column + block * 64, row + half * 64, shared + half * (64 * 128) + block * (Shape::kTileM * 128));
+    tma_store_commit();
+  }
+}
+
+// What the rule makes of the sums in place and not rounded, for results of more than one type.
 template <class E, class Shape, class Rule>
 __device__ void apply_norm(const Rule& rule, float (&sum)[Shape::kHalves][Shape::kTileN / 8][4], const float4* vectors,
                            const float (&mean)[Shape::kHalves][2], const float (&scale)[Shape::kHalves][2]) {
@@ -114,11 +225,8 @@ __device__ void apply_norm(const Rule& rule, float (&sum)[Shape::kHalves][Shape:
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         float& s = sum[half][j][i];
-        const float factor = scale[half][i / 2], gamma = i % 2 ? v.y : v.x, beta = i % 2 ? v.w : v.z;
-        if constexpr (Rule::kCentred)
-          s = (s * factor - mean[half][i / 2] * factor) * gamma + beta;
-        else
-          s = rule.template apply<E>(s, factor, gamma, beta);
+        const float by = scale[half][i / 2];
+        s = normed_sum<E>(rule, s, by, -mean[half][i / 2] * by, i % 2 ? v.y : v.x, i % 2 ? v.w : v.z);
       }
   }
 }

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 
+#include "device/fragment.cuh"
 #include "gemm/gpu/deferred_norm.h"
 
 namespace ftbert {
@@ -9,7 +10,7 @@ namespace ftbert {
 // Of the two columns that this thread has in a tile's accumulator j.
 template <int kVector, class Shape>
 __device__ float2 pair_of(const float* vectors, int j) {
-  return *reinterpret_cast<const float2*>(vectors + kVector * Shape::kTileN + j * 8 + threadIdx.x % 4 * 2);
+  return *reinterpret_cast<const float2*>(vectors + kVector * Shape::kTileN + j * 8 + Fragment::column());
 }
 
 // A row's moments are integers, to which any number of blocks add theirs in any order for the same result: the sum in

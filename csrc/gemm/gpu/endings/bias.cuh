@@ -1,0 +1,132 @@
+// The bias of a product's sums, and the scales that sums of E4M3 operands are multiplied by first.
+#pragma once
+#include <type_traits>
+
+#include "core/types.h"
+#include "device/fragment.cuh"
+#include "device/vector.cuh"
+#include "gemm/gpu/own.h"
+
+namespace ftbert {
+namespace {
+
+// They lie on the device and are read, as the bias, before the kernel ahead has ended.
+struct E4m3Scales {
+  const float* a_scale;  // one
+  const float* b_scale;  // one, or one for each of B's rows
+  bool b_by_rows;
+};
+
+inline E4m3Scales scales_of(const Product& p, const ProductData& data) {
+  return {data.a_scale, data.b_scale, p.b_scales == Granularity::row};
+}
+
+// What the sums of W columns from `column` on are multiplied by before they get the bias.
+template <int W>
+__device__ void load_scales(const E4m3Scales& scales, int column, float (&scale)[W]) {
+  const float a = *scales.a_scale;
+  if (scales.b_by_rows) {
+    Packed<float, W>::load(scales.b_scale + column).to_floats(scale);
+  } else {
+    const float b = *scales.b_scale;
+#pragma unroll
+    for (int w = 0; w < W; ++w) scale[w] = b;
+  }
+#pragma unroll
+  for (int w = 0; w < W; ++w) scale[w] *= a;
+}
+
+// The sums of E4M3 operands with their scales and the bias; factors: of two columns scale, bias, scale, bias.
+template <int kEights>
+__device__ void apply_factors(float (&sum)[kEights][4], const float4* factors) {
+#pragma unroll
+  for (int j = 0; j < kEights; ++j) {
+    const float4 of = factors[j * 4 + threadIdx.x % 4];
+    sum[j][0] = sum[j][0] * of.x + of.y, sum[j][1] = sum[j][1] * of.z + of.w;
+    sum[j][2] = sum[j][2] * of.x + of.y, sum[j][3] = sum[j][3] * of.z + of.w;
+  }
+}
+
+// The bias of a warp's columns, which its lanes keep from look_ahead on.
+
+// The main loop's sums begin with it, or get it from apply_factors.
+struct NoBias {
+  struct Arguments {};
+  __device__ void look_ahead(const Arguments&, int, int) {}
+  template <int kEights>
+  __device__ void add(float (&)[kEights][4]) const {}
+};
+
+// Held: Packed<E, 2> where registers are short, else float2.
+template <class E, int kEights, class Held = float2>
+struct Bias {
+  using Arguments = const void*;  // E [n], or nullptr
+
+  Held bias[kEights];
+
+  __device__ void look_ahead(const void* from, int column0, int n) {
+#pragma unroll
+    for (int j = 0; j < kEights; ++j) {
+      const int column = column0 + j * 8 + Fragment::column();
+      const auto pair =
+          from && column < n ? Packed<E, 2>::load(static_cast<const E*>(from) + column) : Packed<E, 2>::zero();
+      if constexpr (std::is_same_v<Held, float2>) {
+        float b[2];
+        pair.to_floats(b);
+        bias[j] = {b[0], b[1]};
+      } else {
+        bias[j] = pair;
+      }
+    }
+  }
+
+  __device__ float2 pair(int j) const {
+    if constexpr (std::is_same_v<Held, float2>) {
+      return bias[j];
+    } else {
+      float b[2];
+      bias[j].to_floats(b);
+      return {b[0], b[1]};
+    }
+  }
+  __device__ void add(float (&sums)[kEights][4]) const {
+    Fragment::each_pair(sums, [&](int j, int, float& x, float& y) {
+      const float2 b = pair(j);
+      x += b.x, y += b.y;
+    });
+  }
+};
+
+struct ScalesAndBias : E4m3Scales {
+  const void* bias;  // [n], or nullptr
+};
+
+// Of E4M3 operands the scales, then the bias.
+template <class E, int kEights>
+struct ScaledBias {
+  using Arguments = ScalesAndBias;
+
+  float2 scale[kEights];
+  Bias<E, kEights, Packed<E, 2>> bias;
+
+  __device__ void look_ahead(const Arguments& from, int column0, int n) {
+#pragma unroll
+    for (int j = 0; j < kEights; ++j) {
+      const int column = column0 + j * 8 + Fragment::column();
+      float s[2] = {};
+      if (column < n) load_scales(from, column, s);
+      scale[j] = {s[0], s[1]};
+    }
+    bias.look_ahead(from.bias, column0, n);
+  }
+
+  __device__ void add(float (&sums)[kEights][4]) const {
+    Fragment::each_pair(sums, [&](int j, int, float& x, float& y) {
+      const float2 b = bias.pair(j);
+      x = x * scale[j].x + b.x, y = y * scale[j].y + b.y;
+    });
+  }
+};
+
+}  // namespace
+}  // namespace ftbert
