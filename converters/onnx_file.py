@@ -10,11 +10,14 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ftbert.converters.onnx_quantised import to_floats
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
 
 # TensorProto.DataType of weights and shapes: numpy's type as stored, and the field that holds values outside raw_data.
 DTYPES: dict[int, tuple[str, str]] = {
@@ -123,7 +126,7 @@ def read_model(path: Path) -> Any:
     return model
 
 
-def _texts(model: Any) -> Iterator[Any]:
+def _texts(model: ModelProto) -> Iterator[Any]:
     """Every name in the graph."""
     graph = model.graph
     yield model.producer_name

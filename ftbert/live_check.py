@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ftbert.caller import warn_caller
+from ftbert.packed_model import PackedModel
 
 
 def sample_ids(vocab: int, max_seq: int, device: torch.device) -> Tensor:
@@ -77,7 +78,7 @@ def has_hooks(hooks: list[Any]) -> bool:
     )
 
 
-def check_loaded(model: Any, live: Any) -> None:
+def check_loaded(model: PackedModel, live: Any) -> None:
     """Differs where `model`, a Model loaded from `live`, gives another hidden state, pooled output or other logits.
 
     Warns of results that only `live` itself gives: forward hooks inside, a head that is not transformers'.
@@ -116,7 +117,7 @@ def in_both_types(live: Any, dtype: torch.dtype) -> tuple[Any, Any]:
         return None, None
 
 
-def _compare(model: Any, live: Any, rounded: Any = None) -> None:
+def _compare(model: PackedModel, live: Any, rounded: Any = None) -> None:
     """rounded: `live` in the type of `model`, and `live` then in float32."""
     parameter = next(live.parameters())
     allowed = tolerance(model.encoder, parameter.dtype in (torch.float32, torch.float64), parameter.device)

@@ -9,17 +9,16 @@ from typing import Any, TypeVar, cast
 import torch
 
 from ftbert.devices import check_device, check_dtype
+from ftbert.packed_model import PackedModel
 from ftbert.text import CallersThread, Job, Launch, ReplicaThreads, Result, Workers
 from ftbert.tuning import gemm_table
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-class Replicated:
-    """What `ftbert.Model` inherits; needs its device, dtype and copy_to. A model on one device is a set of one."""
+class Replicated(PackedModel):
+    """What `ftbert.Model` inherits; needs its copy_to. A model on one device is a set of one."""
 
-    device: Any
-    dtype: Any
     _others: tuple[Any, ...] = ()
     _calls = 0
 

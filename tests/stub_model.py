@@ -21,10 +21,16 @@ WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b", "c", "d", "e", "f", "g", 
 class StubModel(TextModel):
     """forward_packed gives a fixed random row per token id: a text's vector depends on that text only."""
 
+    device, dtype = torch.device("cpu"), torch.float32
+    heads: tuple[Any, ...] = ()
+    replicas: Any = ()
+    checkpoint: Any = SimpleNamespace(
+        config=SimpleNamespace(heads=(), huggingface={}), source=SimpleNamespace(files=())
+    )
+
     def __init__(self, folder: Path | None, delay: float = 0.0) -> None:
         self.folder = folder
-        self.device = torch.device("cpu")
-        self.dtype = torch.float32
+        self.replicas = (self,)
         self.config = SimpleNamespace(hidden=16, max_seq=512, vocab=len(WORDS), token_types=2)
         self.table = torch.randn(len(WORDS), 16, generator=torch.Generator().manual_seed(0))
         self.delay = delay

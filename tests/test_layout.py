@@ -40,6 +40,7 @@ PYTHON = (
     "text",
     "tuning",
     "norm",
+    "packed_model",
     "checkpoint",
     "devices",
     "forked",

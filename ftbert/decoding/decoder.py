@@ -3,34 +3,35 @@
 from __future__ import annotations
 
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from ftbert.checkpoint import CAUSAL_LM, WORD_TABLE, fits_8_bits
+from ftbert.packed_model import PackedModel, kept
 from ftbert.quantization import read_q8_0
 
-_decoders: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # by model, with the least of caches
 
-
-def decoder_of(model: Any, slots: int, positions: int) -> Any:
+def decoder_of(model: PackedModel, slots: int, positions: int) -> Any:
     """A decoder with an empty cache of its own, of `slots` texts of up to `positions` tokens. The head's weight is read
     once a model, laid out anew on the CPU and in q8_0, in which the head of a model in q8_0 is. ValueError for a model
     without a head for the next token."""
-    if model not in _decoders:
-        tasks = [head.task for head in model.checkpoint.config.heads]
-        if CAUSAL_LM not in tasks:
-            raise ValueError(
-                "this model generates no text: it has no head for the next token, as a decoder's ...ForCausalLM has; "
-                f"its heads: {', '.join(tasks) or 'none'}"
-            )
-        head = model.head(CAUSAL_LM)
-        bias = head.out_bias if bool(head.out_bias.any()) else None
-        table = WORD_TABLE if head.tied else f"heads.{CAUSAL_LM}.out.weight"
-        if model.config.eight_bits == "q8_0" and not fits_8_bits("q8_0", [model.config.vocab, model.config.hidden]):
-            weight, scale = (part.to(model.device) for part in read_q8_0(model.checkpoint, table))
-        else:
-            weight, scale = model.encoder.weight(WORD_TABLE) if head.tied else head.out_weight, None
-        _decoders[model] = _of_torch(model.encoder, weight, bias, scale)
-    return _decoders[model].with_cache(slots, positions)
+    return kept(model, "decoder", lambda: _least(model)).with_cache(slots, positions)
+
+
+def _least(model: PackedModel) -> Any:
+    """With the least of caches."""
+    tasks = [head.task for head in model.checkpoint.config.heads]
+    if CAUSAL_LM not in tasks:
+        raise ValueError(
+            "this model generates no text: it has no head for the next token, as a decoder's ...ForCausalLM has; "
+            f"its heads: {', '.join(tasks) or 'none'}"
+        )
+    head = model.head(CAUSAL_LM)
+    bias = head.out_bias if bool(head.out_bias.any()) else None
+    table = WORD_TABLE if head.tied else f"heads.{CAUSAL_LM}.out.weight"
+    if model.config.eight_bits == "q8_0" and not fits_8_bits("q8_0", [model.config.vocab, model.config.hidden]):
+        weight, scale = (part.to(model.device) for part in read_q8_0(model.checkpoint, table))
+    else:
+        weight, scale = model.encoder.weight(WORD_TABLE) if head.tied else head.out_weight, None
+    return _of_torch(model.encoder, weight, bias, scale)
 
 
 def _of_torch(encoder: Any, weight: Any, bias: Any, scale: Any) -> Any:

@@ -18,10 +18,11 @@ from ftbert.decoding.words import (
 )
 from ftbert.forked import note_fork
 from ftbert.keywords import keywords
+from ftbert.packed_model import PackedModel
 
 
-class LanguageModel:
-    """What `ftbert.Model` inherits; needs its device, folder, config, checkpoint, encoder and head."""
+class LanguageModel(PackedModel):
+    """What `ftbert.Model` inherits."""
 
     @keywords(SAME, ANSWERS, passed_to=more_options)
     def generate(

@@ -3,36 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from ftbert.decoding.messages import Prompt, check_messages, is_messages, rendered
 from ftbert.input_file import is_unicode, origin
-from ftbert.text import load_tokenizer
-
-_tokenizers: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # by model
-_dropped: WeakKeyDictionary[Any, dict[int, str]] = WeakKeyDictionary()  # by tokenizer
+from ftbert.packed_model import PackedModel, kept
+from ftbert.text import loaded_tokenizer
 
 
-def tokenizer_for(model: Any) -> Any:
+def tokenizer_for(model: PackedModel) -> Any:
     """transformers' tokenizer of the model's folder, built once. ValueError for a live model, which has none."""
-    if model not in _tokenizers:
-        if model.folder is None:
-            raise ValueError(
-                "this model has no folder with a tokenizer, so it cannot take text; load it from a folder, or pass "
-                "token ids to generate_ids"
-            )
-        _tokenizers[model] = load_tokenizer(Path(model.folder))
-    return _tokenizers[model]
+    if model.folder is None:
+        raise ValueError(
+            "this model has no folder with a tokenizer, so it cannot take text; load it from a folder, or pass "
+            "token ids to generate_ids"
+        )
+    return loaded_tokenizer(model, model.folder)
 
 
-def encoded(model: Any, prompts: Sequence[Prompt], chat: bool, template: str | None = None) -> list[list[int]]:
+def encoded(model: PackedModel, prompts: Sequence[Prompt], chat: bool, template: str | None = None) -> list[list[int]]:
     """Texts, or messages in the chat template, to ids. chat: a text is a user's message. template: see `rendered`; with
     one chat is meant. ValueError for a prompt that is empty or not valid Unicode, or as of `rendered`; TypeError for
     what is neither."""
     tokenizer = tokenizer_for(model)
-    found = []
+    assert model.folder is not None
+    where, found = origin(model.folder), []
     for place, prompt in enumerate(prompts):
         name = f"prompt {place}"
         if not isinstance(prompt, str) and not is_messages(prompt):
@@ -47,20 +42,22 @@ def encoded(model: Any, prompts: Sequence[Prompt], chat: bool, template: str | N
             found.append(list(tokenizer(prompt)["input_ids"]))
             continue
         check_messages(messages, name)
-        text = rendered(tokenizer, origin(Path(model.folder)), messages, template)
+        text = rendered(tokenizer, where, messages, template)
         found.append(list(tokenizer(text, add_special_tokens=False)["input_ids"]))  # the template has them
     return found
 
 
 def dropped(tokenizer: Any) -> Mapping[int, str]:
     """The special tokens, which `decode` leaves out, and how they are spelled."""
-    if tokenizer not in _dropped:
+
+    def read() -> dict[int, str]:
         named = {place: token.content for place, token in tokenizer.added_tokens_decoder.items() if token.special}
         named |= {place: tokenizer.convert_ids_to_tokens(place) for place in tokenizer.all_special_ids}
-        _dropped[tokenizer] = {
+        return {
             place: text for place, text in named.items() if not tokenizer.decode([place], skip_special_tokens=True)
         }
-    return _dropped[tokenizer]
+
+    return kept(tokenizer, "dropped tokens", read)
 
 
 # How tokens that end a turn or a text are spelled in the vocabularies of common models. Files and configs often name

@@ -8,11 +8,11 @@ from itertools import chain
 from math import isnan
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from ftbert.caller import warn_caller
 from ftbert.decoding.rules import Rules
 from ftbert.input_file import read_json_object
+from ftbert.packed_model import PackedModel, kept
 
 _FILE = "generation_config.json"
 
@@ -42,24 +42,25 @@ _NOT_COMPUTED: dict[str, tuple[Any, ...]] = {
     "encoder_repetition_penalty": (1,), "encoder_no_repeat_ngram_size": (0,),
 }  # fmt: skip
 
-_stated: WeakKeyDictionary[Any, Stated] = WeakKeyDictionary()  # by model
 
-
-def stated(model: Any) -> Stated:
+def stated(model: PackedModel) -> Stated:
     """Read once a model. Warns then of what is not computed, by name. ValueError for a value of another kind."""
-    if model not in _stated:
-        where, found = _document(model)
-        _stated[model] = _read(found, where, model.checkpoint.config.huggingface.get("eos_token_id"))
-        left = [name for name, neutral in _NOT_COMPUTED.items() if found.get(name) not in (None, *neutral)]
-        if left:
-            warn_caller(
-                f"{where}: {', '.join(f'{name}={found[name]!r}' for name in left)}: not computed here, so texts are "
-                "not those of transformers' generate",
-            )
-    return _stated[model]
+    return kept(model, "stated", lambda: _stated(model))
 
 
-def _document(model: Any) -> tuple[str, Mapping[str, Any]]:
+def _stated(model: PackedModel) -> Stated:
+    where, found = _document(model)
+    made = _read(found, where, model.checkpoint.config.huggingface.get("eos_token_id"))
+    left = [name for name, neutral in _NOT_COMPUTED.items() if found.get(name) not in (None, *neutral)]
+    if left:
+        warn_caller(
+            f"{where}: {', '.join(f'{name}={found[name]!r}' for name in left)}: not computed here, so texts are "
+            "not those of transformers' generate",
+        )
+    return made
+
+
+def _document(model: PackedModel) -> tuple[str, Mapping[str, Any]]:
     if model.folder is not None and (path := Path(model.folder, _FILE)).is_file():
         return str(path), read_json_object(path)
     if (live := model.checkpoint.generation) is not None:

@@ -15,6 +15,7 @@ from ftbert.decoding.sampling import Sampling
 from ftbert.decoding.stated import stated
 from ftbert.decoding.text_stream import TextStream
 from ftbert.decoding.words import check_do_sample
+from ftbert.packed_model import PackedModel
 
 _MOST = 256  # tokens of a text, where neither the caller nor the model says another number
 
@@ -67,7 +68,7 @@ class Started:
     """Prompts that were checked, and a cache for them: nothing was computed yet."""
 
     def __init__(
-        self, model: Any, prompts: Sequence[Sequence[int]], options: Options, ends: frozenset[int] = frozenset()
+        self, model: PackedModel, prompts: Sequence[Sequence[int]], options: Options, ends: frozenset[int] = frozenset()
     ) -> None:
         """ends: tokens that end a text beside those that the model states. ValueError for a prompt without tokens or
         longer than the model's context or the length that it states, an id that it does not have."""
@@ -133,7 +134,7 @@ class TextPieces(Iterator[str]):
     "stop", a stop string came, "length", max_new_tokens or the model's context; "" before.
     """
 
-    def __init__(self, model: Any, prompt: Prompt, options: Options) -> None:
+    def __init__(self, model: PackedModel, prompt: Prompt, options: Options) -> None:
         (ids,) = encoded(model, [prompt], options.chat, options.template)
         self._started = Started(model, [ids], options, spelled_ends(tokenizer_for(model)))
         self._text = _stream(model, ids, options)
@@ -159,7 +160,7 @@ class TextPieces(Iterator[str]):
             yield rest
 
 
-def generate(model: Any, prompts: Sequence[Prompt], options: Options) -> list[str]:
+def generate(model: PackedModel, prompts: Sequence[Prompt], options: Options) -> list[str]:
     """The text that follows each prompt."""
     ids = encoded(model, prompts, options.chat, options.template)
     started = Started(model, ids, options, spelled_ends(tokenizer_for(model)) if ids else frozenset())
@@ -174,7 +175,7 @@ def generate(model: Any, prompts: Sequence[Prompt], options: Options) -> list[st
     return ["".join(parts) for parts in pieces]
 
 
-def generate_ids(model: Any, prompts: Sequence[Sequence[int]], options: Options) -> list[list[int]]:
+def generate_ids(model: PackedModel, prompts: Sequence[Sequence[int]], options: Options) -> list[list[int]]:
     """The tokens that follow each prompt's, without those that end a text."""
     found: list[list[int]] = [[] for _ in prompts]
     for place, token in Started(model, prompts, options).tokens():
@@ -182,7 +183,7 @@ def generate_ids(model: Any, prompts: Sequence[Sequence[int]], options: Options)
     return found
 
 
-def _stream(model: Any, prompt: Sequence[int], options: Options) -> TextStream:
+def _stream(model: PackedModel, prompt: Sequence[int], options: Options) -> TextStream:
     tokenizer = tokenizer_for(model)
 
     def decode(ids: list[int]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ftbert.decoding.stated import read_rules
 from ftbert.keywords import Answer
+from ftbert.packed_model import PackedModel
 
 
 def more_options(
@@ -44,14 +45,14 @@ def check_do_sample(value: Any, temperature: float) -> None:
 def _only(allowed: Any, answer: str) -> Callable[[Any, Any], None]:
     """An answer to all values but None and the one that asks for nothing."""
 
-    def check(model: Any, value: Any) -> None:
+    def check(model: PackedModel, value: Any) -> None:
         if value is not None and value != allowed:
             raise TypeError(f"{answer}; got {value!r}")
 
     return check
 
 
-def _without_effect(model: Any, value: Any) -> None:
+def _without_effect(model: PackedModel, value: Any) -> None:
     pass
 
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from ftbert.model import Model
+
 
 # Heads whose result is a choice, by transformers' names of their logits.
 _CHOICES = {
@@ -80,12 +84,14 @@ class HeadAgreement:
         )
 
 
-def layer_errors(model: Any, reference: Any, batches: Sequence[tuple[Tensor, Tensor]]) -> tuple[LayerError, ...]:
+def layer_errors(
+    model: Model, reference: Any, batches: Sequence[tuple[Tensor, Tensor]]
+) -> tuple[LayerError, ...]:
     """Of the residual stream behind each layer. reference: transformers' encoder. batches: ids and masks."""
     found: list[Difference] = []
     for ids, mask in batches:
         valid = mask.bool()
-        got = model(ids, attention_mask=mask, output_hidden_states=True).hidden_states
+        got: Any = model(ids, attention_mask=mask, output_hidden_states=True).hidden_states
         want = reference(input_ids=ids, attention_mask=mask, output_hidden_states=True).hidden_states
         found = found or [Difference() for _ in want]
         for one, ours, theirs in zip(found, got, want, strict=True):
@@ -108,7 +114,7 @@ def costliest(layers: Sequence[LayerError]) -> str:
 
 
 def head_agreements(
-    model: Any, reference: Any, sequences: Sequence[Tensor], allowed: float
+    model: Model, reference: Any, sequences: Sequence[Tensor], allowed: float
 ) -> tuple[HeadAgreement, ...]:
     """Of the heads of `model` that choose among classes, text by text. reference: transformers' model with its heads.
     Of fewer than 100 decisions one may differ."""

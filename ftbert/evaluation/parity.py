@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -36,6 +36,9 @@ from ftbert.evaluation.text_parity import (
 from ftbert.padded_batches import MASK_KINDS, padded
 from ftbert.pooled_rows import pooled
 from ftbert.quantization import stored_type
+
+if TYPE_CHECKING:
+    from ftbert.model import Model
 
 _BATCH = 32  # texts
 
@@ -113,7 +116,7 @@ class CheckResult:
 
 @torch.inference_mode()
 def check(
-    model: Any, *, texts: Sequence[str] | None = None, against: str | Path | torch.nn.Module | None = None
+    model: Model, *, texts: Sequence[str] | None = None, against: str | Path | torch.nn.Module | None = None
 ) -> CheckResult:
     """Compares last_hidden_state [batch, seq, hidden] with transformers in float32 on the same ids.
 
@@ -154,7 +157,7 @@ def _batches(sequences: Sequence[Tensor], kind: str, pad: int, device: torch.dev
     return [padded(sequences[start : start + _BATCH], kind, pad, device) for start in starts]
 
 
-def _compare(model: Any, reference: Any, peer: Any, kind: str, batches: Batches, gate: Gate) -> MaskResult:
+def _compare(model: Model, reference: Any, peer: Any, kind: str, batches: Batches, gate: Gate) -> MaskResult:
     """peer: transformers' encoder in the dtype of `model`, whose error is the measure, or None."""
     tokens, vectors, theirs = Difference(), Difference(), Difference()
     zero, names = True, list[str]()
@@ -163,7 +166,8 @@ def _compare(model: Any, reference: Any, peer: Any, kind: str, batches: Batches,
     for ids, mask in batches:
         valid = mask.bool()
         want = _hidden(reference, ids, mask)
-        got = model(ids, attention_mask=mask).last_hidden_state.float()
+        made: Any = model(ids, attention_mask=mask)
+        got = made.last_hidden_state.float()
         tokens.add(got[valid], want[valid])
         zero = zero and not bool(got[~valid].any())
         if peer is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,8 +14,11 @@ from ftbert.converters import build_reference, open_checkpoint
 from ftbert.dtypes import DTYPES
 from ftbert.quantization import int8_table
 
+if TYPE_CHECKING:
+    from ftbert.model import Model
 
-def reference_of(model: Any, against: str | Path | torch.nn.Module | None = None) -> Any:
+
+def reference_of(model: Model, against: str | Path | torch.nn.Module | None = None) -> Any:
     """On the CPU, with the heads that a call of `model` computes. against: the plain model that `model` was quantized
     from, whose float32 is then the reference. ValueError where it is another model, or is needed and not given."""
     if against is None:
@@ -63,7 +66,7 @@ def base_of(reference: Any) -> Any:
     return getattr(reference, "base_model", reference)
 
 
-def peer_dtype(model: Any) -> torch.dtype:
+def peer_dtype(model: Model) -> torch.dtype:
     """In which transformers computes beside `model`: of 8-bit models what is not in 8 bits."""
     found: torch.dtype = model.dtype
     return found if found in DTYPES.values() else DTYPES[model.encoder.dtype()]

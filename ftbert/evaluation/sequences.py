@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from ftbert.text import tokenizer_of
 
+if TYPE_CHECKING:
+    from ftbert.model import Model
 
-def sequences_of(model: Any, texts: Sequence[str], longest: int | None = None) -> list[torch.Tensor]:
+
+def sequences_of(model: Model, texts: Sequence[str], longest: int | None = None) -> list[torch.Tensor]:
     """int64 [tokens] per text. Random ids of the same ragged kind when the model has no tokenizer."""
     limit = min(longest or model.config.max_seq, model.config.max_seq)
     if model.folder is not None:

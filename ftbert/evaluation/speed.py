@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -18,6 +18,9 @@ from ftbert.evaluation.gates import GATES
 from ftbert.evaluation.reference_model import base_of, in_dtype, pad_id, peer_dtype, reference_of
 from ftbert.evaluation.sequences import ragged_lengths, random_sequences, sequences_of
 from ftbert.padded_batches import padded
+
+if TYPE_CHECKING:
+    from ftbert.model import Model
 
 _EACH = 8  # batches of a replica in one run of all of them, so that threads and the last batch count little
 
@@ -86,7 +89,7 @@ class BenchResult:
 
 @torch.inference_mode()
 def bench(
-    model: Any,
+    model: Model,
     *,
     texts: Sequence[str] | None = None,
     batch: int = 32,
@@ -128,7 +131,7 @@ def bench(
 
 
 def _measure(
-    model: Any, reference: Any, peer: Any, name: str, sequences: Sequence[torch.Tensor], rounds: int
+    model: Model, reference: Any, peer: Any, name: str, sequences: Sequence[torch.Tensor], rounds: int
 ) -> BatchResult:
     ids, mask = padded(sequences, "right", pad_id(reference), model.device)
     valid = mask.bool()
@@ -137,11 +140,15 @@ def _measure(
     def one_by_one() -> list[torch.Tensor]:
         return [torch.cat([peer(input_ids=one).last_hidden_state[0] for one in alone])]
 
+    def ours() -> list[torch.Tensor]:
+        made: Any = model(ids, attention_mask=mask)
+        return [made.last_hidden_state]
+
     # What is timed ends at last_hidden_state; taking the valid rows out is part of the check only.
     ways = {
         "transformers": _Way(lambda: [peer(input_ids=ids, attention_mask=mask).last_hidden_state]),
         "transformers, one by one": _Way(one_by_one, padded=False),
-        "ftbert": _Way(lambda: [model(ids, attention_mask=mask).last_hidden_state]),
+        "ftbert": _Way(ours),
     }
     if (count := len(model.replicas)) > 1:
         places = {one.device: (ids.to(one.device), mask.to(one.device)) for one in model.replicas}
@@ -178,7 +185,7 @@ def _measure(
 
 
 def _on_replicas(
-    model: Any, places: dict[torch.device, tuple[torch.Tensor, torch.Tensor]], batches: int
+    model: Model, places: dict[torch.device, tuple[torch.Tensor, torch.Tensor]], batches: int
 ) -> list[torch.Tensor]:
     """Computes so many batches, each by whichever replica is free; one last_hidden_state of each device. places: ids
     and mask there."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,6 +26,9 @@ from ftbert.text import (
     text_options,
     tokenizer_of,
 )
+
+if TYPE_CHECKING:
+    from ftbert.model import Model
 
 # What settings of a tokenizer show in: case, accents, Chinese characters, control characters, nothing at all.
 SETTLING_TEXTS = (
@@ -104,7 +107,7 @@ def lowest_of(texts: Sequence[str], cosines: Sequence[float]) -> tuple[LowText, 
     return tuple(LowText(text[:_SHOWN], cosine) for text, cosine in ordered[:_LOWEST])
 
 
-def compare_texts(model: Any, reference: Any, texts: Sequence[str], gate: Gate) -> TextResult | None:
+def compare_texts(model: Model, reference: Any, texts: Sequence[str], gate: Gate) -> TextResult | None:
     """None for a model without a tokenizer, or one that encode is not for. reference: its transformers encoder in
     float32, on its device."""
     try:
@@ -113,11 +116,12 @@ def compare_texts(model: Any, reference: Any, texts: Sequence[str], gate: Gate) 
     except (FileNotFoundError, OtherVectors):
         return None
     listed = [*texts, *SETTLING_TEXTS]
-    wanted_ids = _ids(Path(model.folder), tokenizer.settings, listed, how)
+    assert model.folder is not None  # else it has no tokenizer
+    wanted_ids = _ids(model.folder, tokenizer.settings, listed, how)
     got_ids = tokenizer.encode_batch(listed, how.prompt, how.max_length)
     different = [got.tolist() != want for got, want in zip(got_ids, wanted_ids, strict=True)]
     peer = "sentence-transformers"
-    wanted = _by_sentence_transformers(model, listed)
+    wanted = _by_sentence_transformers(model, model.folder, listed)
     if wanted is None:
         peer, wanted = "transformers", np.stack([_vector(model, reference, ids, how) for ids in wanted_ids])
     with warnings.catch_warnings():
@@ -157,7 +161,7 @@ def _ids(folder: Path, settings: TextSettings, texts: Sequence[str], how: TextOp
     return found
 
 
-def reads_texts(model: Any) -> bool:
+def reads_texts(model: Model) -> bool:
     """Whether it has a tokenizer, whatever its vectors are."""
     if model.folder is None:
         return False
@@ -167,7 +171,7 @@ def reads_texts(model: Any) -> bool:
         return False
 
 
-def pooling_of(model: Any) -> str:
+def pooling_of(model: Model) -> str:
     """How encode pools, "mean" where it is not for this model."""
     if model.folder is None:
         return "mean"
@@ -177,9 +181,8 @@ def pooling_of(model: Any) -> str:
         return "mean"
 
 
-def _by_sentence_transformers(model: Any, texts: list[str]) -> Any:
+def _by_sentence_transformers(model: Model, folder: Path, texts: list[str]) -> Any:
     """None where it is not installed, or the folder is not one that it reads, or not with the ids of tokenizer.json."""
-    folder = Path(model.folder)
     home = transformer_folder(folder)
     document = read_json_object(home / "config.json")
     read = (folder / "modules.json").exists() and "model_type" in document
@@ -195,7 +198,7 @@ def _by_sentence_transformers(model: Any, texts: list[str]) -> Any:
     return peer.encode(texts, show_progress_bar=False)
 
 
-def _vector(model: Any, reference: Any, ids: list[int], how: TextOptions) -> Any:
+def _vector(model: Model, reference: Any, ids: list[int], how: TextOptions) -> Any:
     """One text at a time: no padding, so no mask. A text without a token has zeros, which no model computes."""
     if not ids:
         return np.zeros(how.width, np.float32)

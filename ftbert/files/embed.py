@@ -22,6 +22,7 @@ from ftbert.files.ranges import check_ranges_file, first_texts, ranges_in
 from ftbert.files.records import STREAM, Changed, Chunk, Position, Reader, ReadOptions, Writer
 from ftbert.files.vectors import vectors_of
 from ftbert.files.writers import SkippedWriter
+from ftbert.packed_model import PackedModel
 from ftbert.progress import Progress
 from ftbert.staging_folder import StagingFolder
 from ftbert.text import TOKENIZER_SUFFIXES
@@ -81,7 +82,7 @@ def check_request(
 
 
 def embed_file(
-    model: Any,
+    model: PackedModel,
     source: str | Path | Sequence[str | Path],
     target: str | Path,
     *,
@@ -285,16 +286,16 @@ def _sources_identity(sources: Sequence[Path]) -> dict[str, Any]:
     return found
 
 
-def _model_identity(model: Any) -> dict[str, Any]:
+def _model_identity(model: PackedModel) -> dict[str, Any]:
     """Changes when anything changes that a vector depends on."""
-    digest = hashlib.sha256()
-    weights = model.checkpoint.source.files if hasattr(model, "checkpoint") else ()  # one may lie elsewhere, or be ONNX
-    for path in sorted({*Path(model.folder).rglob("*"), *weights}):
+    digest, weights = hashlib.sha256(), model.checkpoint.source.files  # one may lie elsewhere, or be ONNX
+    assert model.folder is not None  # whose tokenizer was read
+    for path in sorted({*model.folder.rglob("*"), *weights}):
         if path.is_file() and (path.suffix in _READ or path in weights):
             stat = os.stat(path)
             name = path.relative_to(model.folder) if path.is_relative_to(model.folder) else path.name
             digest.update(f"{name} {stat.st_size} ".encode())
             small = stat.st_size <= _HASHED_BYTES
             digest.update(path.read_bytes() if small else str(stat.st_mtime_ns).encode())
-    dtype = str(getattr(model, "dtype", "")).removeprefix("torch.")
+    dtype = str(model.dtype).removeprefix("torch.")
     return {"model": digest.hexdigest(), "dtype": dtype, "device": model.device.type}

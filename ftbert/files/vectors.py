@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ftbert.packed_model import PackedModel
+
 VECTORS = ("dense", "sparse", "multi")
 # What shapes dense vectors alone, as embed_file has it by default.
 _USUAL = {"normalize": True, "pooling": None, "truncate_dim": None, "long_texts": "truncate"}
 
 
 def vectors_of(
-    model: Any, kind: str | None, given: dict[str, Any], shape: dict[str, Any], precision: str, target: Path
+    model: PackedModel, kind: str | None, given: dict[str, Any], shape: dict[str, Any], precision: str, target: Path
 ) -> tuple[str, Any, Any]:
     """One of VECTORS, the `Work` that computes them, and the `TextOptions` behind it. kind: None for those that the
     model is for. given: options of all kinds; shape, precision: of dense ones. ValueError where they do not fit."""

@@ -91,7 +91,7 @@ def undo(model: T) -> T:
     return model
 
 
-def _find_encoders(model: Any) -> dict[PreTrainedModel, str]:
+def _find_encoders(model: object) -> dict[PreTrainedModel, str]:
     """The encoders under the topmost transformers models in `model`, and who reads column 0 (see PatchedForward)."""
     from transformers import PreTrainedModel
 
@@ -114,7 +114,7 @@ def _find_encoders(model: Any) -> dict[PreTrainedModel, str]:
     return found
 
 
-def _tokenizer_of(model: Any) -> Any:
+def _tokenizer_of(model: object) -> Any:
     """That of a SentenceTransformer, a CrossEncoder or a pipeline; None where there is none that can be saved."""
     found = getattr(model, "tokenizer", None)
     return found if hasattr(found, "save_pretrained") else None

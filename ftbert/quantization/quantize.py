@@ -119,8 +119,8 @@ def quantize(
     unseen = numbers[_UNSEEN - 1 :: _UNSEEN] if len(numbers) >= 2 * _UNSEEN else []
     seen = [i for i in numbers if i not in set(unseen)]
     with _exact_products():
-        reference: torch.nn.Module = build_reference(checkpoint, with_heads=False).requires_grad_(False)
-        vectors = TextVectors.of(reference.to(where), checkpoint, tokenizer)
+        reference = build_reference(checkpoint, with_heads=False).requires_grad_(False)
+        vectors = TextVectors.of(reference.to(where), checkpoint, tokenizer)  # type: ignore[arg-type]
         stored = _quantized(checkpoint, kind, vectors, wanted, [rows[i] for i in seen])
         measured_on = [*unseen, *seen[:: -(-len(seen) // max(1, _MEASURED - len(unseen)))]]
         measured_rows = [rows[i] for i in measured_on]

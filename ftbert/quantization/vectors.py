@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from ftbert.padded_batches import padded
 from ftbert.pooled_rows import pooled
 from ftbert.text import TextSettings, Tokenizer, dense_of
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 _BATCH = 16  # texts
 _POOLED_BY_HEAD = {"first": "cls", "pooler": "cls", "last": "last"}
 
@@ -25,14 +28,14 @@ class TextVectors:
     """pooling: as in `TextSettings`; of the first `skip` tokens nothing is pooled. width: entries that are kept of a
     vector, None for all. folder: of the Dense modules behind the pooling."""
 
-    model: Any
+    model: PreTrainedModel
     pooling: str
     skip: int = 0
     width: int | None = None
     folder: Path | None = None
 
     @classmethod
-    def of(cls, model: torch.nn.Module, checkpoint: Checkpoint, tokenizer: Tokenizer) -> TextVectors:
+    def of(cls, model: PreTrainedModel, checkpoint: Checkpoint, tokenizer: Tokenizer) -> TextVectors:
         """As the folder says, and where it does not, the row that the checkpoint's head reads."""
         settings: TextSettings = tokenizer.settings
         heads = [head.source for head in checkpoint.config.heads]

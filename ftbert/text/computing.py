@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 import numpy as np
 import torch
 
+from ftbert.packed_model import PackedModel
 from ftbert.progress import Progress
 from ftbert.text.ahead import ahead, in_background, in_turn, is_small
 from ftbert.text.batching import Batch, Window, batches_of, windows_of
@@ -65,7 +66,7 @@ class Done(Generic[T]):
 _Job: TypeAlias = tuple[Batch, Window[T], Done[T]]
 
 
-def compute_all(model: Any, texts: Sequence[Text], work: Work, show_progress_bar: bool | None) -> Any:
+def compute_all(model: PackedModel, texts: Sequence[Text], work: Work, show_progress_bar: bool | None) -> Any:
     """The results of a list, in its order; see `Done.results`."""
     results: Any = _empty(len(texts), work.width, work.parts is not None)
     cut = 0
@@ -84,7 +85,7 @@ def compute_all(model: Any, texts: Sequence[Text], work: Work, show_progress_bar
 
 
 def compute_windows(
-    model: Any,
+    model: PackedModel,
     windows: Iterable[tuple[T, Sequence[Text]]],
     work: Work,
     *,
@@ -116,7 +117,7 @@ def compute_windows(
                 done.results = work.merge(done.results, window.pieces)
             yield done
 
-    def start(model: Any, job: _Job[T]) -> Callable[[], NDArray[np.float32]]:
+    def start(model: PackedModel, job: _Job[T]) -> Callable[[], NDArray[np.float32]]:
         return launch(model, job[0], work.compute)
 
     with contextlib.ExitStack() as stack:
@@ -142,7 +143,7 @@ def compute_windows(
 
 @torch.inference_mode()
 def launch(
-    model: Any, batch: B, compute: Callable[[Any, B, Upload], torch.Tensor]
+    model: PackedModel, batch: B, compute: Callable[[Any, B, Upload], torch.Tensor]
 ) -> Callable[[], NDArray[np.float32]]:
     """Starts one batch and returns how to get its result; never waits on CUDA. compute: as in `Work`, for any
     kind of batch."""

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ftbert.keywords import Answer
+from ftbert.packed_model import PackedModel
 from ftbert.text.checks import one_of
 
 _TRAIN = "ftbert does not train: train with sentence-transformers, then ftbert.load(the folder that it saves)"
@@ -61,7 +62,7 @@ ELSEWHERE = {name: words for names, words in _ANSWERS.items() for name in names}
 _OF_MODULES = "ftbert.Model is no torch module; model.module is the scriptable one with its weights"
 
 
-def answer(model: Any, name: str) -> AttributeError:
+def answer(model: PackedModel, name: str) -> AttributeError:
     """For `name`, which `model` does not have."""
     found = ELSEWHERE.get(name)
     if found is None and not name.startswith("_") and hasattr(torch.nn.Module, name):
@@ -70,11 +71,11 @@ def answer(model: Any, name: str) -> AttributeError:
     return AttributeError(f"{kind} has no attribute {name!r}" + (f": {found}" if found else ""), name=name, obj=model)
 
 
-def _same_place(model: Any, device: Any) -> None:
+def _same_place(model: PackedModel, device: Any) -> None:
     """ValueError for another device, or several, than those of the model; None and [] name none."""
     if device is None or device == []:
         return
-    lies = [torch.device(one) for one in getattr(model, "devices", (model.device,))]
+    lies = [one.device for one in model.replicas]
     asked = [torch.device(one) for one in (device if isinstance(device, list | tuple) else [device])]
     gpus = [one for one in lies if one.type == "cuda"]
     asked = [gpus[0] if str(one) == "cuda" and gpus else one for one in asked]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,9 @@ from typing import Any
 import torch
 
 from ftbert.caller import warn_caller
+from ftbert.packed_model import PackedModel, kept
 from ftbert.text import long_texts
+from ftbert.text.auto_tokenizer import load_tokenizer
 from ftbert.text.batching import Batch
 from ftbert.text.computing import Work, rows_of_texts
 from ftbert.text.long_texts import Average
@@ -22,12 +23,8 @@ from ftbert.text.settings import TextSettings
 from ftbert.text.tokenizer import Tokenizer
 from ftbert.text.tokens import Text, Tokens
 
-_tokenizers: weakref.WeakKeyDictionary[Any, dict[bool, Tokenizer]] = weakref.WeakKeyDictionary()
-_copies: weakref.WeakKeyDictionary[Any, dict[bool, Any]] = weakref.WeakKeyDictionary()
-_warned: weakref.WeakSet[Any] = weakref.WeakSet()
 
-
-def embedding(model: Any, how: TextOptions, tokens: bool = False) -> Work:
+def embedding(model: PackedModel, how: TextOptions, tokens: bool = False) -> Work:
     """What `ftbert.Model.encode` computes: pooled vectors, or with `tokens` the last hidden state of every token. Warns
     once of a model for scores."""
     if not tokens:
@@ -46,45 +43,54 @@ def embedding(model: Any, how: TextOptions, tokens: bool = False) -> Work:
 
 
 def tokenise(
-    model: Any, tokenizer: Tokenizer, prompt: str, max_length: int | None
+    model: PackedModel, tokenizer: Tokenizer, prompt: str, max_length: int | None
 ) -> Callable[[Sequence[Text]], Tokens]:
     """Texts to ids that `model` has rows for; ValueError where the tokenizer gives others."""
     config = model.config
     return lambda texts: tokenizer.tokens(texts, prompt, max_length).check(config.vocab, config.token_types)
 
 
-def text_options(model: Any, **given: Any) -> TextOptions:
+def text_options(model: PackedModel, **given: Any) -> TextOptions:
     """What `given` (see `TextOptions.choose`) and the settings of `model`'s folder come to."""
     return TextOptions.choose(tokenizer_of(model), model.config.hidden, **given)
 
 
-def tokenizer_of(model: Any, *, scores: bool = False) -> Tokenizer:
+def tokenizer_of(model: PackedModel, *, scores: bool = False) -> Tokenizer:
     """The tokenizer of `model`'s folder as its settings for vectors ask for it, or for scores, with what the caller has
     chosen; each built once per model."""
-    built = _tokenizers.setdefault(model, {})
-    if scores not in built:
+
+    def build() -> Tokenizer:
         if model.folder is None:
             raise ValueError(
                 "this model has no folder with a tokenizer, so it cannot take text; load it from a folder, "
                 "or pass token ids to the model"
             )
-        folder = Path(model.folder)
-        settings = TextSettings.for_scores(folder) if scores else TextSettings.from_folder(folder)
-        built[scores] = Tokenizer(folder, settings, model.config.max_seq)
-    chosen = getattr(model, "text_choices", {})
-    return built[scores].with_choices(chosen) if chosen else built[scores]
+        settings = TextSettings.for_scores(model.folder) if scores else TextSettings.from_folder(model.folder)
+        loaded = loaded_tokenizer(model, model.folder, settings)
+        return Tokenizer(model.folder, settings, model.config.max_seq, loaded)
+
+    built = kept(model, ("tokenizer", scores), build)
+    return built.with_choices(model.text_choices) if model.text_choices else built
 
 
-def users_tokenizer(model: Any, *, scores: bool = False) -> Any:
+def loaded_tokenizer(model: PackedModel, folder: Path, settings: TextSettings | None = None) -> Any:
+    """`load_tokenizer` of the model's folder, once per model for all settings that ask for the same tokenizer. Who
+    changes its state takes a copy."""
+    settings = settings or TextSettings()
+    markers = None if settings.multi is None else tuple(settings.multi.markers)
+    same = ("loaded tokenizer", settings.subfolder, settings.lower_case, repr(settings.tokenizer_arguments), markers)
+    return kept(model, same, lambda: load_tokenizer(folder, settings))
+
+
+def users_tokenizer(model: PackedModel, *, scores: bool = False) -> Any:
     """A copy of transformers' tokenizer for the caller, one per model and kind: its padding is state."""
-    tokenizer, copies = tokenizer_of(model, scores=scores), _copies.setdefault(model, {})
-    if scores not in copies:
-        copies[scores] = copy.deepcopy(tokenizer.loaded)
-    copies[scores].model_max_length = tokenizer.max_length
-    return copies[scores]
+    tokenizer = tokenizer_of(model, scores=scores)
+    mine = kept(model, ("user's tokenizer", scores), lambda: copy.deepcopy(tokenizer.loaded))
+    mine.model_max_length = tokenizer.max_length
+    return mine
 
 
-def pooled_vectors(model: Any, batch: Batch, upload: Upload, how: TextOptions) -> torch.Tensor:
+def pooled_vectors(model: PackedModel, batch: Batch, upload: Upload, how: TextOptions) -> torch.Tensor:
     """float32 [texts, width] on the model's device: the `Work.compute` of embeddings."""
     whole = text_vectors(
         model, upload(batch.ids), batch.cu_seqlens, batch.longest, upload, pooling=how.pooling,
@@ -98,24 +104,20 @@ def pooled_vectors(model: Any, batch: Batch, upload: Upload, how: TextOptions) -
     return torch.nn.functional.normalize(part) if how.normalize else part.contiguous()
 
 
-def _token_vectors(model: Any, batch: Batch, upload: Upload) -> torch.Tensor:
+def _token_vectors(model: PackedModel, batch: Batch, upload: Upload) -> torch.Tensor:
     return token_states(model, model.forward_packed(upload(batch.ids), upload(batch.cu_seqlens), batch.longest))
 
 
-def _warn_of_scores(model: Any) -> None:
+def _warn_of_scores(model: PackedModel) -> None:
     """Once per model: it was trained to score texts, and its folder does not say how vectors are made of it."""
-    if model in _warned or tokenizer_of(model).settings.stated:
-        return
-    if has_score_head(model):
-        _warned.add(model)
-        warn_caller(
+    if has_score_head(model) and not tokenizer_of(model).settings.stated:
+        words = (
             "this model scores texts (it has a head for sequence classification), and encode gives its pooled hidden "
-            "states, which nothing trained to be compared: use predict or rerank for its scores",
+            "states, which nothing trained to be compared: use predict or rerank for its scores"
         )
+        kept(model, "warned of scores", lambda: warn_caller(words))
 
 
-def has_score_head(model: Any) -> bool:
+def has_score_head(model: PackedModel) -> bool:
     """Whether its checkpoint has a head for sequence classification, loaded or not."""
-    checkpoint = getattr(model, "checkpoint", None)
-    heads = () if checkpoint is None else checkpoint.config.heads
-    return any(head.task == "sequence_classification" for head in heads)
+    return any(head.task == "sequence_classification" for head in model.checkpoint.config.heads)

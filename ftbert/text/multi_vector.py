@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.nn.functional import normalize
 
+from ftbert.packed_model import PackedModel
 from ftbert.text import long_texts
 from ftbert.text.batching import Batch
 from ftbert.text.computing import Work
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def multi_vector_embedding(model: Any, *, task: str | None = None, **given: Any) -> Work:
+def multi_vector_embedding(model: PackedModel, *, task: str | None = None, **given: Any) -> Work:
     """What `ftbert.Model.encode_multi_vector` computes: float32 [tokens, width] for each text. given: of
     `TextOptions.choose`."""
     how = text_options(model, vectors="multi", task=task, **given)
@@ -55,12 +56,12 @@ def multi_vector_embedding(model: Any, *, task: str | None = None, **given: Any)
     )
 
 
-def _vectors(model: Any, batch: Batch, upload: Upload, settings: MultiSettings) -> torch.Tensor:
+def _vectors(model: PackedModel, batch: Batch, upload: Upload, settings: MultiSettings) -> torch.Tensor:
     hidden = model.forward_packed(upload(batch.ids), upload(batch.cu_seqlens), batch.longest)
     return token_vectors(model, hidden, settings)
 
 
-def token_vectors(model: Any, hidden: torch.Tensor, settings: MultiSettings) -> torch.Tensor:
+def token_vectors(model: PackedModel, hidden: torch.Tensor, settings: MultiSettings) -> torch.Tensor:
     """[tokens, hidden] -> float32 [tokens, width]: of every token, also of those that have none."""
     vectors = token_states(model, hidden)
     for layer in dense_of(model, "multi"):

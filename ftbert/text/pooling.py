@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 import torch
 from torch.nn.functional import layer_norm, linear, normalize
 
 from ftbert.checkpoint import check_shapes, open_bin, open_weights
+from ftbert.packed_model import PackedModel, Placed, kept
 from ftbert.text.activations import Activation, activation
 from ftbert.text.settings import POOLINGS, TextSettings
 from ftbert.text.vector_modules import DenseSettings, LayerNormSettings, LayerSettings
@@ -28,8 +27,6 @@ _KERNELS = tuple(mode for mode in POOLINGS if mode != "weightedmean")
 # The rows that are all a pooling reads of a text, and so all that the last layer computes.
 _ROWS = {"cls": "first", "last": "last"}
 
-_dense: weakref.WeakKeyDictionary[Any, dict[str, tuple[Layer, ...]]] = weakref.WeakKeyDictionary()
-
 
 @dataclass(frozen=True)
 class Dense:
@@ -43,12 +40,12 @@ class Dense:
     normalized: bool
 
     @classmethod
-    def load(cls, settings: DenseSettings, model: Any) -> Dense:
+    def load(cls, settings: DenseSettings, model: Placed) -> Dense:
         """On the model's device. ValueError where the weights are missing or do not fit, or for an activation that is
         not torch's."""
         chosen = activation(settings.activation, f"{settings.folder / 'config.json'}: activation_function")
         if settings.head:
-            weight = model.head(settings.head).out_weight.float()
+            weight = cast(PackedModel, model).head(settings.head).out_weight.float()
             return cls(weight, None, None, chosen, settings.normalized)
         device = model.device
         alone = bool(settings.file)  # a linear layer's state dict
@@ -100,13 +97,13 @@ class LayerNorm:
 Layer = Dense | LayerNorm
 
 
-def dense_of(model: Any, vectors: str = "dense") -> tuple[Layer, ...]:
+def dense_of(model: Placed, vectors: str = "dense") -> tuple[Layer, ...]:
     """Those of `model`'s folder on its device, for "dense", "sparse" or "multi" vectors, "scores" or the "states" of
     tokens, read once per model. ValueError as of `TextSettings.from_folder` and `Dense.load`."""
-    built = _dense.setdefault(model, {})
-    if vectors not in built:
+
+    def read() -> tuple[Layer, ...]:
         read = TextSettings.for_scores if vectors == "scores" else TextSettings.from_folder
-        settings = TextSettings() if model.folder is None else read(Path(model.folder))
+        settings = TextSettings() if model.folder is None else read(model.folder)
         layers: tuple[LayerSettings, ...] = settings.dense
         if vectors == "sparse":
             layers = (settings.sparse.linear,) if settings.sparse is not None and settings.sparse.linear else ()
@@ -114,15 +111,16 @@ def dense_of(model: Any, vectors: str = "dense") -> tuple[Layer, ...]:
             layers = settings.multi.dense if settings.multi is not None else ()
         elif vectors == "states":
             layers = settings.projection
-        built[vectors] = tuple(
+        return tuple(
             Dense.load(one, model) if isinstance(one, DenseSettings) else LayerNorm.load(one, model.device)
             for one in layers
         )
-    return built[vectors]
+
+    return kept(model, ("layers", vectors), read)
 
 
 def text_vectors(
-    model: Any,
+    model: PackedModel,
     ids: torch.Tensor,
     cu_seqlens: NDArray[np.int32],
     longest: int,
@@ -157,7 +155,7 @@ def text_vectors(
     return normalize(vectors) if unit else vectors
 
 
-def token_states(model: Any, hidden: torch.Tensor) -> torch.Tensor:
+def token_states(model: PackedModel, hidden: torch.Tensor) -> torch.Tensor:
     """[tokens, hidden] -> float32 [tokens, width]: what transformers calls the model's last hidden state, through the
     layer that a class of its own has behind it."""
     states = hidden.float()

@@ -14,6 +14,7 @@ import torch
 
 from ftbert.checkpoint import CAUSAL_LM, VOCABULARY
 from ftbert.input_file import read_json_object
+from ftbert.packed_model import PackedModel
 from ftbert.progress import Progress
 from ftbert.text.activations import Activation, activation
 from ftbert.text.batching import Batch
@@ -59,7 +60,7 @@ class ScoreSettings:
 
 
 def scoring(
-    model: Any,
+    model: PackedModel,
     *,
     activation_fn: Activation | None = None,
     apply_softmax: bool = False,
@@ -73,7 +74,7 @@ def scoring(
 ) -> Work:
     """What `predict` computes; see `ftbert.Model.predict`. pairs: some texts may be pairs."""
     task, labels = task_of(model, chat_template)
-    settings = ScoreSettings.of(None if model.folder is None else Path(model.folder), config_of(model))
+    settings = ScoreSettings.of(model.folder, config_of(model))
     tokenizer = tokenizer_of(model, scores=True)
     before = choose_prompt(prompt, prompt_name, tokenizer.settings.prompts, tokenizer.settings.default_prompt)
     length = None if max_length is None else positive("max_length", max_length)
@@ -115,13 +116,13 @@ def _packed(batch: Batch, upload: Upload) -> Packed:
     return upload(batch.ids), upload(batch.cu_seqlens), batch.longest, types
 
 
-def _first_logits(model: Any, batch: Batch, upload: Upload) -> torch.Tensor:
+def _first_logits(model: PackedModel, batch: Batch, upload: Upload) -> torch.Tensor:
     """[texts or tokens, labels]: of the model's first head."""
     logits: torch.Tensor = model.logits_packed(*_packed(batch, upload))[0]
     return logits
 
 
-def _pooled_logits(model: Any, batch: Batch, upload: Upload, pooling: str) -> torch.Tensor:
+def _pooled_logits(model: PackedModel, batch: Batch, upload: Upload, pooling: str) -> torch.Tensor:
     """[texts, labels]: what the folder's Dense modules make of pooled vectors."""
     ids, _, longest, types = _packed(batch, upload)
     return text_vectors(
@@ -129,25 +130,25 @@ def _pooled_logits(model: Any, batch: Batch, upload: Upload, pooling: str) -> to
     )
 
 
-def _next_logits(model: Any, batch: Batch, upload: Upload, ids: Sequence[int]) -> torch.Tensor:
+def _next_logits(model: PackedModel, batch: Batch, upload: Upload, ids: Sequence[int]) -> torch.Tensor:
     some, shared = sharing(model, batch)
     return next_logits(model, _packed(some, upload), ids, shared)
 
 
-def next_logits(model: Any, packed: Packed, ids: Sequence[int], shared: int = 0) -> torch.Tensor:
+def next_logits(model: PackedModel, packed: Packed, ids: Sequence[int], shared: int = 0) -> torch.Tensor:
     """float32 [texts, 1]: of the token behind each text's last the logit of the first id, minus that of the second.
     shared: tokens of the first sequence, which is no text, but what all begin with."""
     last = model.forward_packed(*packed, want="last", shared_prefix=shared)[1 if shared else 0 :]
-    head = model.head(vocabulary_head(model))
+    task = vocabulary_head(model)
+    assert task is not None
+    head = model.head(task)
     logits = head.some(last, model.encoder.weight("embeddings.word"), list(ids)).float()
     return logits if logits.shape[1] == 1 else logits[:, :1] - logits[:, 1:]
 
 
-def vocabulary_head(model: Any) -> str | None:
+def vocabulary_head(model: PackedModel) -> str | None:
     """The task of the checkpoint's head over the vocabulary, read or not; None without one."""
-    checkpoint = getattr(model, "checkpoint", None)
-    heads = () if checkpoint is None else checkpoint.config.heads
-    return next((head.task for head in heads if head.task in VOCABULARY), None)
+    return next((head.task for head in model.checkpoint.config.heads if head.task in VOCABULARY), None)
 
 
 def score_ids(tokenizer: Tokenizer) -> list[int]:
@@ -166,7 +167,7 @@ def score_ids(tokenizer: Tokenizer) -> list[int]:
 
 
 def scores(
-    model: Any,
+    model: PackedModel,
     batch: Batch,
     upload: Upload,
     logits: Callable[[Any, Batch, Upload], torch.Tensor],
@@ -181,7 +182,7 @@ def scores(
     return torch.softmax(made, dim=-1) if softmax else made.float()
 
 
-def predict(model: Any, texts: Any, work: Work, show_progress_bar: bool | None = None) -> Any:
+def predict(model: PackedModel, texts: Any, work: Work, show_progress_bar: bool | None = None) -> Any:
     """float32 [n, labels], [n] for one label, or a list of float32 [tokens, labels]; of a single text or pair its own.
     See `ftbert.Model.predict`."""
     single = is_single(texts)
@@ -194,7 +195,7 @@ def predict(model: Any, texts: Any, work: Work, show_progress_bar: bool | None =
 
 
 def token_classify(
-    model: Any,
+    model: PackedModel,
     texts: Any,
     *,
     aggregation_strategy: str = "none",
@@ -256,17 +257,16 @@ def rank(
     return found
 
 
-def score_task(model: Any, chat_template: str | None = None) -> tuple[str, int] | None:
+def score_task(model: PackedModel, chat_template: str | None = None) -> tuple[str, int] | None:
     """What the model's scores are and how many labels they have: the task of its head, `LOGIT_SCORE` or `POOLED_SCORE`
     where its folder makes them of something else; None where it is for no scores.
 
     A language model is for scores where its folder has sentence-transformers' LogitScore, or a chat template for a
     query and a document, or the caller gives one, `chat_template`: a chat's model was not trained for them.
     """
-    heads = getattr(model, "heads", [])
-    speaks = vocabulary_head(model) is not None
-    if getattr(model, "folder", None) is not None and (speaks or not heads):
-        text = TextSettings.for_scores(Path(model.folder))
+    heads, speaks = model.heads, vocabulary_head(model) is not None
+    if model.folder is not None and (speaks or not heads):
+        text = TextSettings.for_scores(model.folder)
         score = text.logit_score if speaks else None
         if score is not None and (score.stated or chat_template is not None or _ranks(model)):
             return LOGIT_SCORE, 1
@@ -277,7 +277,7 @@ def score_task(model: Any, chat_template: str | None = None) -> tuple[str, int] 
     return None
 
 
-def gives_scores(model: Any) -> bool:
+def gives_scores(model: PackedModel) -> bool:
     """Whether texts are read as its folder's scores ask for it: where it says nothing of vectors, and texts or pairs
     have scores."""
     if model.folder is None or tokenizer_of(model).settings.stated:
@@ -286,18 +286,18 @@ def gives_scores(model: Any) -> bool:
     return has_score_head(model) or (found is not None and found[0] != "token_classification")
 
 
-def _ranks(model: Any) -> bool:
+def _ranks(model: PackedModel) -> bool:
     try:
         return tokenizer_of(model, scores=True).ranks
     except (ValueError, FileNotFoundError):  # whoever reads texts with it says so
         return False
 
 
-def task_of(model: Any, chat_template: str | None = None) -> tuple[str, int]:
+def task_of(model: PackedModel, chat_template: str | None = None) -> tuple[str, int]:
     """`score_task`; ValueError where the model is for no scores."""
     if (found := score_task(model, chat_template)) is not None:
         return found
-    named = ", ".join(head.task for head in getattr(model, "heads", [])) or "none"
+    named = ", ".join(head.task for head in model.heads) or "none"
     words = f"predict needs a head for {' or '.join(_TASKS)}; this model's heads: {named}"
     if vocabulary_head(model) == CAUSAL_LM:
         words += (
@@ -307,13 +307,12 @@ def task_of(model: Any, chat_template: str | None = None) -> tuple[str, int]:
     raise ValueError(words)
 
 
-def config_of(model: Any) -> Mapping[str, Any]:
+def config_of(model: PackedModel) -> Mapping[str, Any]:
     """The model's config.json as HuggingFace writes it, empty where there is none."""
-    found: Mapping[str, Any] = model.checkpoint.config.huggingface
-    return found
+    return model.checkpoint.config.huggingface
 
 
-def labels_of(model: Any) -> dict[int, str]:
+def labels_of(model: PackedModel) -> dict[int, str]:
     """id2label of the config where it fits the head, else transformers' default: LABEL_0, ..."""
     _, count = task_of(model)
     given = config_of(model).get("id2label")

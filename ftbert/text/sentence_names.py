@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ftbert.keywords import keywords
+from ftbert.packed_model import PackedModel
 from ftbert.text.checks import one_of, positive
 from ftbert.text.elsewhere import ELSEWHERE, answer
 from ftbert.text.encoding import text_options, tokenizer_of, users_tokenizer
@@ -23,12 +24,10 @@ from ftbert.text.tokens import check_texts, has_pairs, is_single, listed
 EMBEDDINGS = {"embeddings1": "one", "embeddings2": "other"}
 
 
-class SentenceNames:
-    """What `TextModel` inherits. text_choices: settings of `TextSettings` that the caller has set over the folder's."""
+class SentenceNames(PackedModel):
+    """What `TextModel` inherits."""
 
-    folder: Any
-    config: Any
-    text_choices: Mapping[str, Any] = {}  # replaced, never changed
+    text_choices: Mapping[str, Any] = {}
 
     def _choose(self, **settings: Any) -> None:
         """Settings over the folder's, for all calls that follow. ValueError, TypeError."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ftbert.packed_model import PackedModel
 from ftbert.text.batching import Batch
 
 if TYPE_CHECKING:
@@ -37,14 +38,14 @@ def shared_tokens(batch: Batch) -> int:
     return int(differs.argmax()) if differs.any() else most
 
 
-def sharing(model: Any, batch: Batch) -> tuple[Batch, int]:
+def sharing(model: PackedModel, batch: Batch) -> tuple[Batch, int]:
     """What to compute of the batch, and how many tokens its first sequence then has that is no text of it: as `apart`
     where that is faster, else the batch and 0."""
     shared = shared_tokens(batch)
     return (apart(batch, shared), shared) if worth_sharing(model, batch, shared) else (batch, 0)
 
 
-def worth_sharing(model: Any, batch: Batch, shared: int) -> bool:
+def worth_sharing(model: PackedModel, batch: Batch, shared: int) -> bool:
     """Whether the model computes such a batch, and faster."""
     saved, least = (len(batch.rows) - 1) * shared, LEAST[model.device.type]
     if saved <= 0 or saved < max(least.tokens, least.part * len(batch.ids)) or batch.types is not None:

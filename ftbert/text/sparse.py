@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
+from ftbert.packed_model import PackedModel
 from ftbert.text import long_texts
 from ftbert.text.batching import Batch, by_token_budget
 from ftbert.text.checks import positive
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 _LOGITS_AT_ONCE = 1 << 25
 
 
-def sparse_embedding(model: Any, *, max_active_dims: int | None = None, **given: Any) -> Work:
+def sparse_embedding(model: PackedModel, *, max_active_dims: int | None = None, **given: Any) -> Work:
     """What `ftbert.Model.encode_sparse` computes, a `SparseVector` for each text. given: of `TextOptions.choose`."""
     how = text_options(model, vectors="sparse", **given)
     tokenizer, config = tokenizer_of(model), model.config
@@ -57,7 +58,7 @@ def sparse_embedding(model: Any, *, max_active_dims: int | None = None, **given:
 
 
 def splade_rows(
-    model: Any,
+    model: PackedModel,
     ids: torch.Tensor,
     cu_seqlens: NDArray[np.int32],
     longest: int,
@@ -102,16 +103,18 @@ def as_tensor(vectors: Sequence[SparseVector], vocab: int) -> torch.Tensor:
     )
 
 
-def _splade(model: Any, batch: Batch, upload: Upload, settings: SparseSettings, most: int | None) -> torch.Tensor:
+def _splade(
+    model: PackedModel, batch: Batch, upload: Upload, settings: SparseSettings, most: int | None
+) -> torch.Tensor:
     return splade_rows(model, upload(batch.ids), batch.cu_seqlens, batch.longest, upload, settings, most)
 
 
-def _token_weights(model: Any, batch: Batch, upload: Upload) -> torch.Tensor:
+def _token_weights(model: PackedModel, batch: Batch, upload: Upload) -> torch.Tensor:
     hidden = model.forward_packed(upload(batch.ids), upload(batch.cu_seqlens), batch.longest)
     return token_weights(model, hidden)
 
 
-def token_weights(model: Any, hidden: torch.Tensor) -> torch.Tensor:
+def token_weights(model: PackedModel, hidden: torch.Tensor) -> torch.Tensor:
     """[tokens, hidden] -> float32 [tokens, 1]: the weight of each for its own entry."""
     (linear,) = dense_of(model, "sparse")
     return linear(hidden.float())

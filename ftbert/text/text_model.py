@@ -25,10 +25,7 @@ from ftbert.text.workers import CallersThread, Job, Launch, Result, Workers
 
 
 class TextModel(SentenceNames):
-    """What `ftbert.Model` inherits; needs its device, folder, config, checkpoint, heads and packed calls."""
-
-    device: Any
-    folder: Any
+    """What `ftbert.Model` inherits."""
 
     def workers(self, launch: Launch[Job, Result]) -> Workers[Job, Result]:
         """Who computes jobs of this model: `launch(replica, job)` starts one, and what it returns waits for the result.

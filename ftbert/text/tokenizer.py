@@ -35,16 +35,17 @@ class Tokenizer:
     that is written in Python. loaded: transformers' object around it.
     """
 
-    def __init__(self, folder: Path, settings: TextSettings, max_seq: int) -> None:
+    def __init__(self, folder: Path, settings: TextSettings, max_seq: int, loaded: Any = None) -> None:
         """`folder` holds tokenizer.json or a vocabulary that transformers can turn into a tokenizer.
 
         `max_seq` bounds the length, special tokens included; settings.max_length, or else the tokenizer's own
-        model_max_length, may lower it. FileNotFoundError without a tokenizer, ValueError when it cannot be used.
+        model_max_length, may lower it. loaded: of `load_tokenizer`; None: it is called here. FileNotFoundError without
+        a tokenizer, ValueError when it cannot be used.
         """
         self.settings = settings
         self.longest = max_seq
         self._where = origin(folder)  # for errors
-        tokenizer = load_tokenizer(folder, settings)
+        tokenizer = load_tokenizer(folder, settings) if loaded is None else loaded
         self.special_ids = frozenset(tokenizer.all_special_ids)
         self.loaded = tokenizer
         self.unknown_id: int | None = tokenizer.unk_token_id

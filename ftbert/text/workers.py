@@ -10,6 +10,8 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import torch
 
+from ftbert.packed_model import PackedModel
+
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 # launch(model, job) starts a job; what it returns waits for the result.
@@ -45,7 +47,7 @@ class Workers(Protocol[Job, Result]):
 class CallersThread(Generic[Job, Result]):
     """A `Workers` of one model, without a thread: jobs are done in their order."""
 
-    def __init__(self, model: Any, launch: Launch[Job, Result]) -> None:
+    def __init__(self, model: PackedModel, launch: Launch[Job, Result]) -> None:
         self._model, self._launch = model, launch
         self._ahead = _AHEAD[model.device.type]
         self._under_way: deque[tuple[Job, Callable[[], Result]]] = deque()
@@ -120,14 +122,14 @@ class ReplicaThreads(Generic[Job, Result]):
         self._under_way -= 1
         return [done]
 
-    def _work(self, model: Any) -> None:
+    def _work(self, model: PackedModel) -> None:
         try:
             self._compute(model)
         except BaseException as error:  # noqa: BLE001 - the caller's, whatever it is
             self._stopped.set()
             self._done.put(_naming(error, model.device))
 
-    def _compute(self, model: Any) -> None:
+    def _compute(self, model: PackedModel) -> None:
         if model.device.type == "cpu":  # replicas share its cores: a thread's number of OpenMP threads is its own
             torch.set_num_threads(max(1, self._cores // len(self._models)))
         ahead = _AHEAD_OF_REPLICA[model.device.type]

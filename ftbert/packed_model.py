@@ -1,0 +1,98 @@
+"""What code for texts, files, tokens and servers needs of a loaded model, and what it keeps beside one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from weakref import WeakKeyDictionary
+
+if TYPE_CHECKING:  # servers' workers import no torch
+    import torch
+    from torch import Tensor
+
+    from ftbert.checkpoint import Checkpoint, EncoderConfig
+
+T = TypeVar("T")
+
+_kept: WeakKeyDictionary[Any, dict[Hashable, Any]] = WeakKeyDictionary()
+
+
+class PackedHead(Protocol):
+    """A task head, `ftbert.heads.Head`."""
+
+    task: str
+    tied: bool
+    out_weight: Tensor
+    out_bias: Tensor
+
+    def __call__(self, x: Tensor, word: Tensor) -> Tensor: ...
+
+    def some(self, x: Tensor, word: Tensor, ids: list[int]) -> Tensor: ...
+
+
+class Placed(Protocol):
+    """A model on a device, with the folder of its files; None for a live one."""
+
+    folder: Path | None
+
+    @property
+    def device(self) -> torch.device: ...
+
+
+class PackedModel(Placed, Protocol):
+    """`ftbert.Model` is one; see there.
+
+    text_choices: settings of `TextSettings` that the caller has set over the folder's; replaced, never changed.
+    """
+
+    config: EncoderConfig
+    checkpoint: Checkpoint
+    text_choices: Mapping[str, Any]
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def encoder(self) -> Any:
+        """torch.classes.ftbert.Encoder"""
+
+    @property
+    def heads(self) -> Sequence[PackedHead]: ...
+
+    @property
+    def tasks(self) -> list[str]: ...
+
+    @property
+    def replicas(self) -> Sequence[Any]: ...
+
+    def head(self, task: str) -> PackedHead: ...
+
+    def __call__(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Any: ...
+
+    def forward_packed(
+        self,
+        input_ids: Tensor,
+        cu_seqlens: Tensor,
+        max_seqlen: int,
+        token_type_ids: Tensor | None = None,
+        *,
+        want: str = "tokens",
+        rows: Tensor | None = None,
+        shared_prefix: int = 0,
+    ) -> Tensor: ...
+
+    def logits_packed(
+        self, input_ids: Tensor, cu_seqlens: Tensor, max_seqlen: int, token_type_ids: Tensor | None = None
+    ) -> list[Tensor]: ...
+
+    def workers(self, launch: Callable[[Any, Any], Callable[[], Any]]) -> Any: ...
+
+
+def kept(owner: Any, what: Hashable, make: Callable[[], T]) -> T:
+    """What `make` gave when `what` of this owner was first asked for. It goes when the owner goes."""
+    of_owner = _kept.setdefault(owner, {})
+    if what not in of_owner:
+        of_owner[what] = make()
+    made: T = of_owner[what]
+    return made
