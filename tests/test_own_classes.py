@@ -67,7 +67,7 @@ def test_voyage_4(voyage: tuple[Path, Any, torch.Tensor], tmp_path: Path) -> Non
     with pytest.raises(ValueError, match="pooling max is not supported: this model's class has a linear layer"):
         model.encode(TEXTS, pooling="max")
     about = describe(model, "", str(folder), Settings(models=()))
-    assert (about.task, about.hidden, about.token_width) == ("embedding", 90, 90)
+    assert (about.task, about.model.hidden, about.model.token_width) == ("embedding", 90, 90)
     checked = check(model, texts=TEXTS)
     assert checked.passed and checked.texts is not None and checked.texts.peer == "transformers"
     assert_close(model.reference()(ids[1]).last_hidden_state, inner(ids[1]).last_hidden_state, atol=1e-6)

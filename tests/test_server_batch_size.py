@@ -110,7 +110,7 @@ def test_a_size_that_is_given_takes_a_second() -> None:
 def test_a_model_is_timed_with_batches_of_its_own() -> None:
     tokens = []
     compute = SimpleNamespace(launch=lambda batch: tokens.append((batch.tokens, batch.kind)) or (lambda: None))
-    about = SimpleNamespace(max_length=512, vocab=100)
+    about = SimpleNamespace(text=SimpleNamespace(max_length=512), model=SimpleNamespace(vocab=100))
     settings = Settings((("m", "folder"),), batch_tokens=4096)
     size, rate = loading.timed(compute, Kind.LOGITS, about, settings)  # type: ignore[arg-type]
     assert size == 4096 and rate > 0 and set(tokens) == {(4096, Kind.LOGITS)}

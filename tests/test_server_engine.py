@@ -250,7 +250,7 @@ class Sink(LocalLink):
 
     def __init__(self) -> None:
         super().__init__()
-        self.description: Any = SimpleNamespace(hidden=2)
+        self.description: Any = SimpleNamespace(model=SimpleNamespace(hidden=2))
         self.jobs: list[Job] = []
 
     def _send(self, job: Job) -> None:

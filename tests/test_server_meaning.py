@@ -511,12 +511,12 @@ def test_folders_that_make_no_single_vector(tmp_path: Path, tiny_bert: Callable[
     assert described(masked).task == "embedding"  # by itself it is an encoder like others
     SparseEncoder(str(masked), device="cpu").save(str(tmp_path / "splade"))
     about = described(tmp_path / "splade")
-    assert (about.task, about.sparse, about.pooling) == ("sparse", "splade", "splade")
+    assert (about.task, about.vectors.sparse, about.vectors.pooling) == ("sparse", "splade", "splade")
     from sentence_transformers.multi_vector_encoder import MultiVectorEncoder
 
     MultiVectorEncoder(str(tiny_bert(tmp_path / "b")), device="cpu").save(str(tmp_path / "colbert"))
     about = described(tmp_path / "colbert")
-    assert (about.task, about.token_width) == ("multi_vector", 128)
+    assert (about.task, about.model.token_width) == ("multi_vector", 128)
 
 
 @pytest.mark.parametrize("side", ["right", "left"])

@@ -26,7 +26,7 @@ from ftbert.text import FastTokenizer
 for _package in ("msgspec", "orjson"):
     pytest.importorskip(_package, reason=f"{_package} is not installed: the extra ftbert[serve]")
 
-from ftbert.server.description import Description  # noqa: E402
+from ftbert.server.description import Description, ModelFacts, ScoreFacts, TextFacts, VectorFacts  # noqa: E402
 from ftbert.server.errors import ApiError  # noqa: E402
 from ftbert.server.logs import warn_without_key  # noqa: E402
 from ftbert.server.text_encoder import TextEncoder  # noqa: E402
@@ -37,14 +37,13 @@ LENGTH = 16
 def encoder(folder: Path, family: str = "bert", **other: Any) -> TextEncoder:
     made = AutoTokenizer.from_pretrained(str(write(folder, family)), local_files_only=True).backend_tokenizer
     values: dict[str, Any] = {
-        "name": "m", "source": "m", "task": "embedding", "dtype": "float32", "device": "cpu", "hidden": 4, "token_width": 4,
-        "vocab": made.get_vocab_size(), "token_types": 2, "max_length": LENGTH, "special": 2,
-        "special_ids": [0, 1, 2, 3], "tokenizer": made.to_str(), "encode_special_tokens": False, "pooling": "mean",
-        "prompts": {}, "default_prompt": "", "include_prompt": True, "truncate_dim": None,
-        "labels": [], "activation": "Identity", "query_length": None, "document_length": None, "truncation_side": "right",
-        "batch_tokens": 0, "rate": 0.0,
+        "max_length": LENGTH, "special": 2, "special_ids": [0, 1, 2, 3], "tokenizer": made.to_str(),
+        "encode_special_tokens": False, "prompts": {}, "default_prompt": "", "include_prompt": True, "query_length": None,
+        "document_length": None, "truncation_side": "right",
     }  # fmt: skip
-    return TextEncoder(Description(**{**values, **other}))
+    model = ModelFacts("float32", "cpu", hidden=4, token_width=4, vocab=made.get_vocab_size(), token_types=2)
+    vectors, scores = VectorFacts("mean", None), ScoreFacts([], "Identity")
+    return TextEncoder(Description("m", "m", "embedding", model, TextFacts(**{**values, **other}), vectors, scores))
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta"])

@@ -277,7 +277,7 @@ def _times(about: Description, request: Request, done: Computed) -> list[tuple[s
     """TEI's, in whole milliseconds."""
     total = f"{1e3 * (time.monotonic() - request.began):.0f}"
     return [
-        ("x-compute-type", about.computes_with),
+        ("x-compute-type", about.model.computes_with),
         ("x-compute-time", total),
         ("x-compute-characters", str(done.encoded.characters)),
         ("x-compute-tokens", str(done.encoded.tokens)),

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from ftbert.packed_model import PackedModel
 from ftbert.server.batcher import Batch
 from ftbert.server.description import CLASSIFIES, FILLS, TAGS
-from ftbert.server.job import BEST, ENTRIES, Kind
+from ftbert.server.job import BEST, ENTRIES
 from ftbert.text import Batch as Texts
 from ftbert.text import (
     TextSettings,
@@ -36,11 +38,11 @@ _MARKED_AT_ONCE = 256
 
 
 class Compute:
-    """Batches of one model. pooling: of Kind.EMBED. score_ids: of Kind.LOGITS where these are of two tokens of the
-    vocabulary. settings: of the model's folder."""
+    """Batches of one model, by the methods that `Kind` names. pooling: of Kind.EMBED. score_ids: of Kind.LOGITS where
+    these are of two tokens of the vocabulary. settings: of the model's folder."""
 
     def __init__(
-        self, model: Any, pooling: str, score_ids: Sequence[int] = (), settings: TextSettings | None = None
+        self, model: PackedModel, pooling: str, score_ids: Sequence[int] = (), settings: TextSettings | None = None
     ) -> None:
         self.model = model
         self.pooling, self.score_ids = pooling, score_ids
@@ -57,55 +59,52 @@ class Compute:
         if self.model.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _rows(self, model: Any, batch: Batch, upload: Upload) -> torch.Tensor:
-        """float32, on the model's device."""
-        tokens = _joined([span.job.ids[_tokens(span)] for span in batch.spans]).astype(np.int64)
-        lengths = _joined([_lengths(span) for span in batch.spans])
-        texts, longest = len(lengths), int(lengths.max())
-        cu_seqlens = np.zeros(_padded(texts, model.device) + 1, dtype=np.int32)
-        np.cumsum(lengths, out=cu_seqlens[1 : texts + 1])
-        cu_seqlens[texts + 1 :] = cu_seqlens[texts]  # empty sequences, for few kinds of CUDA graphs
-        if batch.kind == Kind.LOGITS and self.score_ids:
-            types = _joined_types(batch)
-            some, shared = sharing(model, Texts(tokens, cu_seqlens[: texts + 1], longest, np.arange(texts), types))
-            offsets = upload(some.cu_seqlens if shared else cu_seqlens)
-            kinds = None if types is None else upload(types)
-            return next_logits(model, (upload(some.ids), offsets, longest, kinds), self.score_ids, shared)[:texts]
-        ids = upload(tokens)
-        if batch.kind == Kind.EMBED:
-            skip: Any = 0
-            if any(span.job.skip is not None for span in batch.spans):
-                skip = np.zeros(len(cu_seqlens) - 1, dtype=np.int32)
-                skip[:texts] = _joined([_skipped(span) for span in batch.spans])
-            return text_vectors(model, ids, cu_seqlens, longest, upload, pooling=self.pooling, skip=skip)[:texts]
-        if batch.kind == Kind.SPARSE:
-            assert self.sparse is not None
-            return splade_rows(model, ids, cu_seqlens, longest, upload, self.sparse, ENTRIES)[:texts]
-        offsets = upload(cu_seqlens)
-        if batch.kind == Kind.VECTORS:
-            assert self.multi is not None
-            return token_vectors(model, model.forward_packed(ids, offsets, longest), self.multi)
-        if batch.kind == Kind.WEIGHTS:
-            return token_weights(model, model.forward_packed(ids, offsets, longest))
-        if batch.kind in (Kind.TOKENS, Kind.FILLED):
-            hidden: torch.Tensor = model.forward_packed(ids, offsets, longest)
-            return self._filled(batch, hidden, upload) if batch.kind == Kind.FILLED else token_states(model, hidden)
-        types = _joined_types(batch)
-        kinds = None if types is None else upload(types)
-        if batch.kind == Kind.LOGITS and self.pooled_scores:
-            return text_vectors(
-                model, ids, cu_seqlens, longest, upload, pooling=self.pooling, types=kinds, layers="scores"
-            )[:texts]
-        task = CLASSIFIES if batch.kind == Kind.LOGITS else TAGS
-        logits: torch.Tensor = model.logits_packed(ids, offsets, longest, kinds)[self.heads[task]].float()
-        return logits[:texts] if batch.kind == Kind.LOGITS else logits
+    def _rows(self, model: PackedModel, batch: Batch, upload: Upload) -> torch.Tensor:
+        """float32, on the model's device. model: a replica."""
+        found: torch.Tensor = getattr(self, batch.kind.method)(model, _Packed.of(batch, model.device, upload))
+        return found[: batch.texts] if batch.kind.rows_of == "texts" else found
 
-    def _filled(self, batch: Batch, hidden: torch.Tensor, upload: Upload) -> torch.Tensor:
-        """hidden: [tokens, hidden]. The head computes the marked rows alone."""
-        head, word = self.model.heads[self.heads[FILLS]], self.model.encoder.weight("embeddings.word")
+    # -- one method for each Kind: rows of the batch's texts, and of the empty ones behind them
+
+    def pooled(self, model: PackedModel, texts: _Packed) -> torch.Tensor:
+        spans, skip = texts.batch.spans, np.zeros(0, dtype=np.int32)
+        if any(span.job.skip is not None for span in spans):
+            skip = np.zeros(len(texts.cu_seqlens) - 1, dtype=np.int32)
+            skip[: texts.batch.texts] = _joined([_skipped(span) for span in spans])
+        return self._text_vectors(model, texts, skip=skip)
+
+    def sparse_vectors(self, model: PackedModel, texts: _Packed) -> torch.Tensor:
+        assert self.sparse is not None
+        ids = texts.upload(texts.ids)
+        return splade_rows(model, ids, texts.cu_seqlens, texts.longest, texts.upload, self.sparse, ENTRIES)
+
+    def states(self, model: PackedModel, texts: _Packed) -> torch.Tensor:
+        return token_states(model, texts.hidden(model))
+
+    def vectors(self, model: PackedModel, texts: _Packed) -> torch.Tensor:
+        assert self.multi is not None
+        return token_vectors(model, texts.hidden(model), self.multi)
+
+    def weights(self, model: PackedModel, texts: _Packed) -> torch.Tensor:
+        return token_weights(model, texts.hidden(model))
+
+    def logits(self, model: PackedModel, texts: _Packed) -> torch.Tensor:
+        if self.score_ids:
+            return self._next_logits(model, texts)
+        if self.pooled_scores:
+            return self._text_vectors(model, texts, types=texts.types(), layers="scores")
+        return self._head_logits(model, texts, CLASSIFIES)
+
+    def token_logits(self, model: PackedModel, texts: _Packed) -> torch.Tensor:
+        return self._head_logits(model, texts, TAGS)
+
+    def filled(self, model: PackedModel, texts: _Packed) -> torch.Tensor:
+        """The head computes the marked rows alone."""
+        head, word = model.heads[self.heads[FILLS]], model.encoder.weight("embeddings.word")
         width = min(BEST, len(head.out_bias))
-        rows, wanted = _marked(batch.spans, width)
-        marked, targets = hidden[upload(rows)], upload(wanted)
+        hidden = texts.hidden(model)
+        rows, wanted = _marked(texts.batch.spans, width)
+        marked, targets = hidden[texts.upload(rows)], texts.upload(wanted)
         found = []
         for some, ids in zip(marked.split(_MARKED_AT_ONCE), targets.split(_MARKED_AT_ONCE), strict=True):
             scores = head(some, word).float().softmax(-1)
@@ -114,6 +113,55 @@ class Compute:
             best = torch.where(asked, scores.gather(1, ids.clamp_min(0)), best)
             found.append(torch.cat([best, torch.where(asked, ids, places).float()], dim=1))
         return torch.cat(found)
+
+    def _text_vectors(self, model: PackedModel, texts: _Packed, **how: Any) -> torch.Tensor:
+        ids = texts.upload(texts.ids)
+        return text_vectors(model, ids, texts.cu_seqlens, texts.longest, texts.upload, pooling=self.pooling, **how)
+
+    def _head_logits(self, model: PackedModel, texts: _Packed, task: str) -> torch.Tensor:
+        return model.logits_packed(*texts.arguments(), texts.types())[self.heads[task]].float()
+
+    def _next_logits(self, model: PackedModel, texts: _Packed) -> torch.Tensor:
+        cu_seqlens, count = texts.cu_seqlens, texts.batch.texts
+        batch = Texts(texts.ids, cu_seqlens[: count + 1], texts.longest, np.arange(count), _joined_types(texts.batch))
+        some, shared = sharing(model, batch)
+        offsets = texts.upload(some.cu_seqlens if shared else cu_seqlens)
+        packed = texts.upload(some.ids), offsets, texts.longest, texts.types()
+        return next_logits(model, packed, self.score_ids, shared)
+
+
+@dataclass
+class _Packed:
+    """The texts of a batch behind one another. ids: int64 [tokens]. cu_seqlens: int32, with empty sequences behind the
+    last on a GPU, for few kinds of CUDA graphs."""
+
+    batch: Batch
+    ids: NDArray[np.int64]
+    cu_seqlens: NDArray[np.int32]
+    longest: int
+    upload: Upload
+
+    @classmethod
+    def of(cls, batch: Batch, device: torch.device, upload: Upload) -> _Packed:
+        ids = _joined([span.job.ids[_tokens(span)] for span in batch.spans]).astype(np.int64)
+        lengths = _joined([_lengths(span) for span in batch.spans])
+        texts = len(lengths)
+        cu_seqlens = np.zeros(_padded(texts, device) + 1, dtype=np.int32)
+        np.cumsum(lengths, out=cu_seqlens[1 : texts + 1])
+        cu_seqlens[texts + 1 :] = cu_seqlens[texts]
+        return cls(batch, ids, cu_seqlens, int(lengths.max()), upload)
+
+    def arguments(self) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """Of forward_packed."""
+        return self.upload(self.ids), self.upload(self.cu_seqlens), self.longest
+
+    def types(self) -> torch.Tensor | None:
+        types = _joined_types(self.batch)
+        return None if types is None else self.upload(types)
+
+    def hidden(self, model: PackedModel) -> torch.Tensor:
+        """[tokens, hidden]"""
+        return model.forward_packed(*self.arguments())
 
 
 def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:

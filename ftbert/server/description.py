@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -11,66 +10,22 @@ from ftbert.server.activations import choose_activation
 from ftbert.server.settings import Settings
 from ftbert.text import PairTemplate, TextOptions, TextSettings, Tokenizer, unweighted
 
+if TYPE_CHECKING:
+    from ftbert.model import Model
+
 # Tasks of heads.
 CLASSIFIES, TAGS, FILLS = "sequence_classification", "token_classification", "masked_lm"
 
 
-class Description(msgspec.Struct, frozen=True):
-    """task: "embedding", "sparse", "multi_vector", "classifier", "reranker" or "token_classifier". labels: of the
-    last three. tokenizer: tokenizer.json's text, without truncation and padding.
+class ModelFacts(msgspec.Struct, frozen=True):
+    """hidden: entries of a text's vector, token_width: of a token's."""
 
-    hidden: entries of a text's vector, token_width: of a token's. max_length: tokens of a text with the special ones;
-    special: how many of these are added to one text. query_length, document_length: tokens of such texts, where the
-    folder has a length for them. truncation_side: the tokenizer's own. activation: from logits to scores, one of
-    activations.ACTIVATIONS. unknown_id, pad_id: of the tokenizer; clean_up: what it decodes loses the space before
-    punctuation. mask_id, mask_token: None where no head predicts masked tokens. sparse: how sparse vectors come about,
-    "splade", "lexical" (see ftbert.text.lexical; unweighted: its ids without a weight) or "" where there are none.
-    score_ids: of a reranker that scores by the logits of these tokens; templates: by prompts, what its pairs go
-    through; instructed: the same of any prompt, see PairTemplate.instructed. skipped: of a model with vectors of tokens
-    to compare, "multi_vector" or beside those of texts (BGE-M3), the ids without one in texts for "query" or
-    "document", else empty; first_token: a text's first token may have one; expands: queries are made longer, which a
-    server does not do.
-    """
-
-    name: str
-    source: str
-    task: str
     dtype: str
     device: str
     hidden: int
     token_width: int
     vocab: int
     token_types: int
-    max_length: int
-    query_length: int | None
-    document_length: int | None
-    special: int
-    special_ids: list[int]
-    tokenizer: str
-    encode_special_tokens: bool
-    truncation_side: str
-    pooling: str
-    prompts: dict[str, str]
-    default_prompt: str
-    include_prompt: bool
-    truncate_dim: int | None
-    labels: list[str]
-    activation: str
-    batch_tokens: int
-    rate: float
-    unknown_id: int | None = None
-    pad_id: int | None = None
-    mask_id: int | None = None
-    mask_token: str | None = None
-    clean_up: bool = False
-    sparse: str = ""
-    unweighted: list[int] = []
-    score_ids: list[int] = []
-    templates: dict[str, PairTemplate] = {}
-    instructed: PairTemplate | None = None
-    skipped: dict[str, list[int]] = {}
-    first_token: bool = True
-    expands: bool = False
 
     @property
     def computes_with(self) -> str:
@@ -78,15 +33,84 @@ class Description(msgspec.Struct, frozen=True):
         return "gpu+optimized" if self.device.startswith("cuda") else "cpu"
 
 
-def describe(model: Any, name: str, source: str, settings: Settings) -> Description:
-    """`model`: an ftbert.Model. ValueError where its folder has no tokenizer that a worker can use, or a choice in
-    `settings` does not fit the model."""
+class TextFacts(msgspec.Struct, frozen=True):
+    """How texts become ids. tokenizer: tokenizer.json's text, without truncation and padding.
+
+    max_length: tokens of a text with the special ones; special: how many of these are added to one text. query_length,
+    document_length: tokens of such texts, where the folder has a length for them. truncation_side: the tokenizer's own.
+    unknown_id, pad_id: of the tokenizer; clean_up: what it decodes loses the space before punctuation. mask_id,
+    mask_token: None where no head predicts masked tokens.
+    """
+
+    tokenizer: str
+    encode_special_tokens: bool
+    truncation_side: str
+    max_length: int
+    query_length: int | None
+    document_length: int | None
+    special: int
+    special_ids: list[int]
+    prompts: dict[str, str]
+    default_prompt: str
+    include_prompt: bool
+    unknown_id: int | None = None
+    pad_id: int | None = None
+    mask_id: int | None = None
+    mask_token: str | None = None
+    clean_up: bool = False
+
+
+class VectorFacts(msgspec.Struct, frozen=True):
+    """sparse: how sparse vectors come about, "splade", "lexical" (see ftbert.text.lexical; unweighted: its ids without
+    a weight) or "" where there are none. skipped: of a model with vectors of tokens to compare, "multi_vector" or
+    beside those of texts (BGE-M3), the ids without one in texts for "query" or "document", else empty; first_token: a
+    text's first token may have one; expands: queries are made longer, which a server does not do."""
+
+    pooling: str
+    truncate_dim: int | None
+    sparse: str = ""
+    unweighted: list[int] = []
+    skipped: dict[str, list[int]] = {}
+    first_token: bool = True
+    expands: bool = False
+
+
+class ScoreFacts(msgspec.Struct, frozen=True):
+    """labels: none where there are no scores. activation: from logits to scores, one of activations.ACTIVATIONS.
+    score_ids: of a reranker that scores by the logits of these tokens; templates: by prompts, what its pairs go
+    through; instructed: the same of any prompt, see PairTemplate.instructed."""
+
+    labels: list[str]
+    activation: str
+    score_ids: list[int] = []
+    templates: dict[str, PairTemplate] = {}
+    instructed: PairTemplate | None = None
+
+
+class Description(msgspec.Struct, frozen=True):
+    """task: "embedding", "sparse", "multi_vector", "classifier", "reranker" or "token_classifier". batch_tokens, rate:
+    tokens of a batch, and tokens/s at that size, once these are timed."""
+
+    name: str
+    source: str
+    task: str
+    model: ModelFacts
+    text: TextFacts
+    vectors: VectorFacts
+    scores: ScoreFacts
+    batch_tokens: int = 0
+    rate: float = 0.0
+
+
+def describe(model: Model, name: str, source: str, settings: Settings) -> Description:
+    """ValueError where the model's folder has no tokenizer that a worker can use, or a choice in `settings` does not
+    fit the model."""
     from ftbert.dtypes import told_dtype
-    from ftbert.text import ScoreSettings, score_ids
+    from ftbert.text import ScoreSettings
 
     if model.folder is None:
         raise ValueError(f"{source}: no folder with a tokenizer, which a server needs")
-    folder = Path(model.folder)
+    folder = model.folder
     task, labels = _task(model)
     activation, config = "Identity", model.checkpoint.config.huggingface
     if task == "embedding":
@@ -102,56 +126,71 @@ def describe(model: Any, name: str, source: str, settings: Settings) -> Descript
     checked, hidden = Tokenizer(folder, text, model.config.max_seq), model.config.hidden
     # Refuses an unknown pooling.
     vectors = {"sparse": "sparse", "multi_vector": "multi"}.get(task, "dense")
-    options = TextOptions.choose(checked, model.config.hidden, pooling=settings.pooling, vectors=vectors)
-    loaded, fast = checked.loaded, checked.backend
-    if fast is None:
-        raise ValueError(f"{folder}: a server needs a fast tokenizer, and {type(loaded).__name__} is written in Python")
-    default_prompt = _default_prompt(text, settings)
-    scored = task == "reranker" and text.logit_score is not None
-    templates = _templates(checked, {"", default_prompt, *text.prompts.values()}) if scored else {}
-    # transformers leaves BPE as it is, whatever the file says.
-    clean_up = bool(loaded.clean_up_tokenization_spaces) and type(fast.model).__name__ != "BPE"
-    return Description(
-        name=name,
-        source=source,
-        task=task,
+    options = TextOptions.choose(checked, hidden, pooling=settings.pooling, vectors=vectors)
+    if checked.backend is None:
+        words = f"a server needs a fast tokenizer, and {type(checked.loaded).__name__} is written in Python"
+        raise ValueError(f"{folder}: {words}")
+    facts = ModelFacts(
         dtype=told_dtype(model.dtype),
         device=str(model.device),
-        hidden=text.width(model.config.hidden, options.pooling),
-        token_width=(_token_width(text, hidden) if task == "multi_vector" else text.state_width(hidden)),
+        hidden=text.width(hidden, options.pooling),
+        token_width=_token_width(text, hidden) if task == "multi_vector" else text.state_width(hidden),
         vocab=model.config.vocab,
         token_types=model.config.token_types,
-        max_length=checked.max_length,
-        query_length=_length(text.query_length, checked.longest),
-        document_length=_length(text.document_length, checked.longest),
-        special=loaded.num_special_tokens_to_add(pair=False),
-        special_ids=sorted(checked.special_ids),
-        unknown_id=loaded.unk_token_id,
-        pad_id=loaded.pad_token_id,
-        mask_id=loaded.mask_token_id if FILLS in model.tasks else None,
-        mask_token=loaded.mask_token if FILLS in model.tasks else None,
-        clean_up=clean_up,
+    )
+    texts = _text(checked, _default_prompt(text, settings), FILLS in model.tasks)
+    pooling = {"sparse": "splade", "multi_vector": "token_embed"}.get(task, options.pooling)
+    found = _scores(checked, labels, activation, texts.default_prompt if task == "reranker" else None)
+    return Description(name, source, task, facts, texts, _vectors(checked, pooling, options.truncate_dim), found)
+
+
+def _text(tokenizer: Tokenizer, default_prompt: str, fills: bool) -> TextFacts:
+    text, loaded, fast = tokenizer.settings, tokenizer.loaded, tokenizer.backend
+    assert fast is not None
+    return TextFacts(
         tokenizer=fast.to_str(),
         encode_special_tokens=bool(fast.encode_special_tokens),
         truncation_side=loaded.truncation_side,
-        pooling={"sparse": "splade", "multi_vector": "token_embed"}.get(task, options.pooling),
+        max_length=tokenizer.max_length,
+        query_length=_length(text.query_length, tokenizer.longest),
+        document_length=_length(text.document_length, tokenizer.longest),
+        special=loaded.num_special_tokens_to_add(pair=False),
+        special_ids=sorted(tokenizer.special_ids),
         prompts=dict(text.prompts),
         default_prompt=default_prompt,
         include_prompt=text.include_prompt,
-        truncate_dim=options.truncate_dim,
-        labels=labels,
-        activation=activation,
-        batch_tokens=0,
-        rate=0.0,
-        sparse="" if text.sparse is None else "lexical" if text.sparse.linear else "splade",
-        unweighted=unweighted(loaded).tolist(),
-        score_ids=score_ids(checked) if scored else [],
-        templates=templates,
-        instructed=checked.instructed_template() if templates else None,
-        skipped={} if text.multi is None else _skipped(checked),
-        first_token=text.multi is None or text.multi.first,
-        expands=text.multi is not None and text.multi.expansion is not None,
+        unknown_id=loaded.unk_token_id,
+        pad_id=loaded.pad_token_id,
+        mask_id=loaded.mask_token_id if fills else None,
+        mask_token=loaded.mask_token if fills else None,
+        # transformers leaves BPE as it is, whatever the file says.
+        clean_up=bool(loaded.clean_up_tokenization_spaces) and type(fast.model).__name__ != "BPE",
     )
+
+
+def _vectors(tokenizer: Tokenizer, pooling: str, truncate_dim: int | None) -> VectorFacts:
+    sparse, multi = tokenizer.settings.sparse, tokenizer.settings.multi
+    return VectorFacts(
+        pooling=pooling,
+        truncate_dim=truncate_dim,
+        sparse="" if sparse is None else "lexical" if sparse.linear else "splade",
+        unweighted=unweighted(tokenizer.loaded).tolist(),
+        skipped={} if multi is None else _skipped(tokenizer),
+        first_token=multi is None or multi.first,
+        expands=multi is not None and multi.expansion is not None,
+    )
+
+
+def _scores(tokenizer: Tokenizer, labels: list[str], activation: str, prompt: str | None) -> ScoreFacts:
+    """prompt: the default one of a reranker, else None."""
+    from ftbert.text import score_ids
+
+    text = tokenizer.settings
+    if prompt is None or text.logit_score is None:
+        return ScoreFacts(labels, activation)
+    templates = _templates(tokenizer, {"", prompt, *text.prompts.values()})
+    instructed = tokenizer.instructed_template() if templates else None
+    return ScoreFacts(labels, activation, score_ids(tokenizer), templates, instructed)
 
 
 def _token_width(text: TextSettings, hidden: int) -> int:
@@ -171,7 +210,7 @@ def _templates(tokenizer: Tokenizer, prompts: set[str]) -> dict[str, PairTemplat
     return {prompt: template for prompt, template in found.items() if template is not None}
 
 
-def _task(model: Any) -> tuple[str, list[str]]:
+def _task(model: Model) -> tuple[str, list[str]]:
     """What it is served for, and the names of the labels of its scores; without scores "embedding"."""
     from ftbert.text import score_task
 

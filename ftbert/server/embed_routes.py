@@ -66,9 +66,9 @@ async def embed_all(asked: Asked[EmbedAll]) -> Made:
     body, about = asked.body, asked.model.about
     how, purpose = reading(body, asked.model), body.prompt_name if body.prompt_name == "query" else "document"
     if about.task == "multi_vector" and body.prompt_name in ("query", "document"):
-        if purpose == "query" and about.expands:
+        if purpose == "query" and about.vectors.expands:
             raise validation("queries of this model are made longer by tokens of their own, which is not served")
-        how = replace(how, most=about.query_length if purpose == "query" else about.document_length)
+        how = replace(how, most=about.text.query_length if purpose == "query" else about.text.document_length)
     done = await _token_vectors(asked, how, purpose, about.task == "multi_vector")
     found = list[bytes]()
     for rows in _of_texts(done):
@@ -79,9 +79,9 @@ async def embed_all(asked: Asked[EmbedAll]) -> Made:
 
 @computes(EmbedAll, "embed", "sparse", texts=_inputs)
 async def embed_sparse(asked: Asked[EmbedAll]) -> Made:
-    about, of_tokens = asked.model.about, asked.model.about.sparse == "lexical"
+    about, of_tokens = asked.model.about, asked.model.about.vectors.sparse == "lexical"
     done = await _vectors(asked, reading(asked.body, asked.model), Kind.WEIGHTS if of_tokens else Kind.SPARSE)
-    left_out = np.array(about.unweighted, dtype=np.int64)
+    left_out = np.array(about.vectors.unweighted, dtype=np.int64)
     ends = done.encoded.offsets.tolist()
     tokens = zip(ends[:-1], ends[1:], strict=True)
     vectors: Iterable[SparseVector] = entries_of(done.rows) if not of_tokens else (
@@ -105,7 +105,7 @@ def _compared(body: Similarity, settings: Settings) -> Listed:
 @computes(Similarity, "embed", "embedding", texts=_compared)
 async def similarity(asked: Asked[Similarity]) -> Made:
     done = await _vectors(asked, reading(asked.body.parameters or Cut(), asked.model))
-    unit = _finished(done.rows, asked.model.about.truncate_dim, True)
+    unit = _finished(done.rows, asked.model.about.vectors.truncate_dim, True)
     return done, to_json(unit[1:] @ unit[0])
 
 
@@ -130,7 +130,7 @@ async def pooling(asked: Asked[Pooling]) -> Made:
         raise validation("`task` must be token_embed: this model gives a vector for each token", param="task")
     of_tokens = multi or body.task == "token_embed"
     kept, how = check_dimensions(body.dimensions, model, of_tokens), limited_reading(body, model)
-    compared = bool(model.about.skipped)
+    compared = bool(model.about.vectors.skipped)
     done = await (_token_vectors(asked, how, "document", compared) if of_tokens else _vectors(asked, how))
     done.rows = _finished(done.rows, kept, body.use_activation is not False)
     return done, await _listed(_of_texts(done) if of_tokens else done.rows, encoding, "pooling", "data", model, done)
@@ -150,8 +150,8 @@ async def _token_vectors(asked: Asked[Any], how: Reading, purpose: str, compared
         return await _vectors(asked, how, Kind.TOKENS)
     done = await _vectors(asked, how, Kind.VECTORS)
     about, encoded = asked.model.about, done.encoded
-    skipped = np.array(about.skipped[purpose], dtype=np.int64)
-    kept = tokens_kept(encoded.ids, encoded.offsets, skipped, about.first_token)
+    skipped = np.array(about.vectors.skipped[purpose], dtype=np.int64)
+    kept = tokens_kept(encoded.ids, encoded.offsets, skipped, about.vectors.first_token)
     done.rows = done.rows[kept]
     done.rows_of_texts = np.concatenate([[0], np.cumsum(kept)])[encoded.offsets]
     return done
@@ -199,13 +199,13 @@ def _for_purpose(name: str, value: str, about: Description) -> tuple[str, int | 
     for queries or documents. A folder without a prompt for those has none before them, as in encode_query. ApiError
     422 for other words."""
     purpose = value.lower()
-    for words, length in ((_QUERY, about.query_length), (_DOCUMENT, about.document_length)):
+    for words, length in ((_QUERY, about.text.query_length), (_DOCUMENT, about.text.document_length)):
         if purpose in words:
-            texts = (about.prompts.get(one) for one in (value, *words))
+            texts = (about.text.prompts.get(one) for one in (value, *words))
             return next((text for text in texts if text), ""), length
-    if value in about.prompts:
-        return about.prompts[value], None
-    known = ", ".join(map(repr, dict.fromkeys(("query", "document", *about.prompts))))
+    if value in about.text.prompts:
+        return about.text.prompts[value], None
+    known = ", ".join(map(repr, dict.fromkeys(("query", "document", *about.text.prompts))))
     raise validation(f"`{name}` must be one of {known}; got {value[:40]!r}", param=name)
 
 

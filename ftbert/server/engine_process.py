@@ -57,7 +57,7 @@ def run_engine(settings: Settings, model: int, device: int, threads: int | None,
     threading.Thread(target=server.tick, name="ftbert-tick", daemon=True).start()
     while wait_for_signal({signal.SIGTERM, signal.SIGINT}, 0.2) is None:
         if engine.broken:
-            LOG.error("%s: the device failed", about.device)
+            LOG.error("%s: the device failed", about.model.device)
             return 1
         if not reader.is_alive():
             return 1

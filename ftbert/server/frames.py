@@ -34,6 +34,7 @@ _SUBMIT = struct.Struct("<QBBHIIIdd")  # id, Kind, flags, targets, texts, tokens
 _STATUS = struct.Struct("<B7xQd")  # ready, queued tokens, tokens/s
 _PARTS = struct.Struct("<III")  # parts, width, rows
 _PART = struct.Struct("<QIIIff")  # id, start, stop, rows, queue, compute
+_KINDS = tuple(Kind)
 _SKIP, _TYPES, _MARKED, _TARGETS = 1, 2, 4, 8
 
 
@@ -55,7 +56,7 @@ def read_submit(payload: bytes) -> Job:
     places = take(np.int32, marked) if flags & _MARKED else None
     wanted = take(np.int32, targets) if flags & _TARGETS else None
     types = take(np.uint8, tokens) if flags & _TYPES else None
-    return Job(one, Kind(kind), ids, offsets, deadline, skip, types, places, wanted, sent=sent)
+    return Job(one, _KINDS[kind], ids, offsets, deadline, skip, types, places, wanted, sent=sent)
 
 
 def cancel(ids: list[int]) -> bytes:

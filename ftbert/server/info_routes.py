@@ -56,19 +56,20 @@ async def info(app: App, request: Request) -> Response:
     names = parse_qs(request.query.decode("latin-1")).get("model")
     model, settings = app.model(names[-1] if names else None), app.settings
     about = model.about
-    labels = {"id2label": dict(zip(map(str, range(len(about.labels))), about.labels, strict=True)),
-              "label2id": {label: i for i, label in enumerate(about.labels)}}  # fmt: skip
-    kind: dict[str, Any] = {"embedding": {"pooling": about.pooling}} if not about.labels else {about.task: labels}
+    names = about.scores.labels
+    labels = {"id2label": {str(i): label for i, label in enumerate(names)},
+              "label2id": {label: i for i, label in enumerate(names)}}  # fmt: skip
+    kind: dict[str, Any] = {about.task: labels} if names else {"embedding": {"pooling": about.vectors.pooling}}
     values = {
-        "model_id": model.source, "model_sha": None, "model_dtype": about.dtype, "served_model_name": model.name,
+        "model_id": model.source, "model_sha": None, "model_dtype": about.model.dtype, "served_model_name": model.name,
         "model_type": kind, "max_concurrent_requests": settings.max_concurrent_requests,
-        "max_input_length": about.max_length, "max_batch_tokens": settings.max_batch_tokens,
+        "max_input_length": about.text.max_length, "max_batch_tokens": settings.max_batch_tokens,
         "max_batch_requests": settings.max_batch_requests,
         "max_client_batch_size": settings.max_client_batch_size, "auto_truncate": settings.auto_truncate,
         "tokenization_workers": settings.tokenization_workers, "version": __version__, "sha": None,
         "docker_label": None, "batch_tokens": about.batch_tokens, "tokens_per_second": round(about.rate),
         "models": [one.name for one in app.models], "engines": sum(len(one.links) for one in app.models),
-        "prompts": about.prompts, "mask_token": about.mask_token,
+        "prompts": about.text.prompts, "mask_token": about.text.mask_token,
     }  # fmt: skip
     return Response(to_json(values))
 

@@ -36,15 +36,16 @@ def limited_reading(asked: TokenLimits, model: ServedModel, pairs: bool = False)
     if asked.truncation_side is not None:
         side("truncation_side", asked.truncation_side)
     if most is not None:
-        special = model.encoder().special_of_pairs if pairs else about.special
-        most = about.max_length if most == -1 else most
-        if not special < most <= about.max_length:
+        special = model.encoder().special_of_pairs if pairs else about.text.special
+        most = about.text.max_length if most == -1 else most
+        if not special < most <= about.text.max_length:
             raise validation(
-                f"`truncate_prompt_tokens` must be -1 or from {special + 1} to {about.max_length}; "
+                f"`truncate_prompt_tokens` must be -1 or from {special + 1} to {about.text.max_length}; "
                 f"got {str(most)[:20]}", param="truncate_prompt_tokens",
             )  # fmt: skip
     truncate = most is not None or model.truncates(None)
-    return Reading(about.default_prompt, truncate, (asked.truncation_side or about.truncation_side).lower(), most)
+    cut = (asked.truncation_side or about.text.truncation_side).lower()
+    return Reading(about.text.default_prompt, truncate, cut, most)
 
 
 def own_limit(name: str, value: int | None) -> int | None:
@@ -96,8 +97,8 @@ def check_dimensions(dimensions: int | None, model: ServedModel, of_tokens: bool
     """Entries that are kept of a vector, of a text's or a token's; None: all. ApiError 422."""
     about = model.about
     if dimensions is None:
-        return None if of_tokens else about.truncate_dim  # the folder's own is for whole texts
-    width = about.token_width if of_tokens else about.hidden
+        return None if of_tokens else about.vectors.truncate_dim  # the folder's own is for whole texts
+    width = about.model.token_width if of_tokens else about.model.hidden
     if not 1 <= dimensions <= width:
         raise validation(f"`dimensions` must be from 1 to {width}; got {str(dimensions)[:20]}", param="dimensions")
     return None if dimensions == width else dimensions

@@ -2,32 +2,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from math import inf
 from typing import TYPE_CHECKING, Protocol
 
+from ftbert.server.memory import PER_ENTITY, PER_ENTRY, PER_NUMBER
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-
-class Kind(IntEnum):
-    """What is computed of a text. One batch has one kind."""
-
-    EMBED = 0  # the pooled vector as it is, through Dense modules, [width]
-    TOKENS = 1  # the last hidden state, [tokens, hidden]
-    LOGITS = 2  # of the sequence classification head, [labels]
-    TOKEN_LOGITS = 3  # of the token classification head, [tokens, labels]
-    FILLED = 4  # of each marked token the best of the vocabulary: [marked, 2 * BEST], probabilities, then ids
-    SPARSE = 5  # ids and weights in turn, [2 * entries], at most 2 * ENTRIES and 0 behind the last
-    WEIGHTS = 6  # of each token for its own entry, [tokens, 1]
-    VECTORS = 7  # of each token, through a folder's Dense modules, [tokens, width]
+    from ftbert.server.description import Description
 
 
 BEST = 100  # what may stand in the place of a masked token; of a smaller vocabulary fewer
 ENTRIES = 4096  # of a sparse vector, the largest: trained models give some hundred
-_PER_TOKEN = (Kind.TOKENS, Kind.TOKEN_LOGITS, Kind.WEIGHTS, Kind.VECTORS)
+
+
+def _bytes_of_labels(about: Description) -> int:
+    labels = about.scores.labels
+    return PER_NUMBER * len(labels) + sum(map(len, labels)) + len(labels) * len('{"score":,"label":""},')
+
+
+class Kind(IntEnum):
+    """What is computed of a text. One batch has one kind.
+
+    rows_of: what has a row of the result, "texts", "tokens" or "masks". method: of `Compute`, which computes the rows.
+    bytes_of: what the answer for a row takes, as numbers and as JSON.
+    """
+
+    rows_of: str
+    method: str
+    bytes_of: Callable[[Description], int]
+
+    def __new__(cls, value: int, rows_of: str, method: str, bytes_of: Callable[[Description], int]) -> Kind:
+        made = int.__new__(cls, value)
+        made._value_, made.rows_of, made.method, made.bytes_of = value, rows_of, method, bytes_of
+        return made
+
+    # The pooled vector as it is, through Dense modules, [width].
+    EMBED = 0, "texts", "pooled", lambda about: PER_NUMBER * about.model.hidden
+    # The last hidden state, [tokens, hidden].
+    TOKENS = 1, "tokens", "states", lambda about: PER_NUMBER * about.model.token_width
+    # Of the sequence classification head, [labels].
+    LOGITS = 2, "texts", "logits", _bytes_of_labels
+    # Of the token classification head, [tokens, labels].
+    TOKEN_LOGITS = 3, "tokens", "token_logits", lambda about: PER_NUMBER * len(about.scores.labels) + PER_ENTITY
+    # Of each marked token the best of the vocabulary: [marked, 2 * BEST], probabilities, then ids.
+    FILLED = 4, "masks", "filled", lambda about: PER_NUMBER * 2 * BEST
+    # Ids and weights in turn, [2 * entries], at most 2 * ENTRIES and 0 behind the last.
+    SPARSE = 5, "texts", "sparse_vectors", lambda about: PER_ENTRY * min(ENTRIES, about.model.vocab)
+    # Of each token for its own entry, [tokens, 1].
+    WEIGHTS = 6, "tokens", "weights", lambda about: PER_ENTRY
+    # Of each token, through a folder's Dense modules, [tokens, width].
+    VECTORS = 7, "tokens", "vectors", lambda about: PER_NUMBER * about.model.token_width
 
 
 @dataclass(eq=False)
@@ -66,9 +96,10 @@ class Job:
 
     def rows(self, start: int, stop: int) -> slice:
         """Where the results of the texts start..stop are among those of the request."""
-        if self.kind in _PER_TOKEN:
+        if self.kind.rows_of == "tokens":
             return slice(int(self.offsets[start]), int(self.offsets[stop]))
-        if self.marked is not None:
+        if self.kind.rows_of == "masks":
+            assert self.marked is not None
             before = self.marked.searchsorted(self.offsets[[start, stop]])
             return slice(int(before[0]), int(before[1]))
         return slice(start, stop)

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -83,9 +82,10 @@ def load_engine(
     with _IMPORTING:
         about = describe(model, name, source, settings)
     TextEncoder(about)  # what each worker makes of it: raises here what it would raise there
+    assert model.folder is not None  # else `describe` has refused it
     embeds = about.task in ("embedding", "sparse", "multi_vector")
-    text = (TextSettings.from_folder if embeds else TextSettings.for_scores)(Path(model.folder))
-    compute = Compute(model, about.pooling, about.score_ids, text)
+    text = (TextSettings.from_folder if embeds else TextSettings.for_scores)(model.folder)
+    compute = Compute(model, about.vectors.pooling, about.scores.score_ids, text)
     kinds = {
         "embedding": Kind.EMBED, "sparse": Kind.SPARSE, "multi_vector": Kind.VECTORS,
         "token_classifier": Kind.TOKEN_LOGITS,
@@ -119,9 +119,9 @@ def timed(compute: Any, kind: Kind, about: Description, settings: Settings) -> t
 
 
 def _batch(kind: Kind, tokens: int, about: Description) -> Batch:
-    length = min(128, about.max_length, tokens)
+    length = min(128, about.text.max_length, tokens)
     offsets = np.append(np.arange(0, tokens, length), tokens).astype(np.int64)
-    ids = np.random.default_rng(0).integers(0, about.vocab, tokens, dtype=np.int32)
+    ids = np.random.default_rng(0).integers(0, about.model.vocab, tokens, dtype=np.int32)
     job = Job(0, kind, ids, offsets, float("inf"))
     return Batch(kind, [Span(job, 0, job.texts)], tokens, job.texts)
 

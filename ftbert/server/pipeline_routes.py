@@ -50,7 +50,7 @@ async def token_classify(asked: Asked[TokenClassify]) -> Made:
     )
 
     def run() -> bytes:
-        reader = TokenLabels(encoder.whole, model.about.unknown_id, model.about.labels)
+        reader = TokenLabels(encoder.whole, model.about.text.unknown_id, model.about.scores.labels)
         offsets = done.encoded.offsets.tolist()
         found = [
             reader.entities(text, encoding, done.rows[start:stop], strategy, ignored)
@@ -74,10 +74,10 @@ async def fill_mask(asked: Asked[FillMask]) -> Made:
 
     def encode() -> Encoded:
         encoded = encoder.encode(texts, "", truncate, where)
-        encoded.marked = np.flatnonzero(encoded.ids == about.mask_id).astype(np.int32)
+        encoded.marked = np.flatnonzero(encoded.ids == about.text.mask_id).astype(np.int32)
         counts = np.diff(encoded.marked.searchsorted(encoded.offsets))
         if not counts.all():
-            place, mask = int(counts.argmin()), encoder.whole.id_to_token(about.mask_id)
+            place, mask = int(counts.argmin()), encoder.whole.id_to_token(about.text.mask_id)
             raise validation(f"`inputs` must have the mask token {mask} in every text; text {place} has none")
         encoded.targets = targets
         return encoded
@@ -107,7 +107,7 @@ def _targets(given: str | list[str], whole: Any, about: Description) -> Any:
     for name in names:
         one = whole.token_to_id(name)
         ids = whole.encode(name, add_special_tokens=False).ids if one is None else [one]
-        if ids and ids[0] < about.vocab:
+        if ids and ids[0] < about.model.vocab:
             found[ids[0]] = None
     if not found:
         raise validation("`targets` must have a word that is in the vocabulary")
@@ -130,7 +130,7 @@ def _filled(encoded: Encoded, rows: Any, most: int, whole: Any, about: Descripti
         for row in range(firsts[text], firsts[text + 1]):
             place = int(encoded.marked[row]) - start
             sequences = [[*tokens[:place], one, *tokens[place + 1 :]] for one in ids[row].tolist()]
-            sequences = [[one for one in sequence if one != about.pad_id] for sequence in sequences]
+            sequences = [[one for one in sequence if one != about.text.pad_id] for sequence in sequences]
             masks.append([
                 {"score": float(score), "token": one, "token_str": word, "sequence": sequence}
                 for score, one, word, sequence in zip(
@@ -144,6 +144,6 @@ def _filled(encoded: Encoded, rows: Any, most: int, whole: Any, about: Descripti
 
 def _decoded(whole: Any, about: Description, rows: list[list[int]], skip_special: bool) -> list[str]:
     found: list[str] = whole.decode_batch(rows, skip_special_tokens=skip_special)
-    for end in _BEFORE_PUNCTUATION if about.clean_up else ():
+    for end in _BEFORE_PUNCTUATION if about.text.clean_up else ():
         found = [text.replace(f" {end}", end) for text in found]
     return found

@@ -51,7 +51,7 @@ def _predicted(body: Predict, settings: Settings) -> Sequences:
 
 @computes(Predict, "predict", *_CLASSIFIERS, texts=_predicted)
 async def _predict(asked: Asked[Predict]) -> Made:
-    body, labels = asked.body, asked.model.about.labels
+    body, labels = asked.body, asked.model.about.scores.labels
     done = await _logits(asked, reading(body, asked.model))
     scores = done.rows if body.raw_scores else probabilities(done.rows)
     found = (
@@ -126,7 +126,7 @@ def _classified(body: Classify, settings: Settings) -> list[str]:
 
 @computes(Classify, "predict", *_CLASSIFIERS, texts=_classified)
 async def classify(asked: Asked[Classify]) -> Made:
-    model, labels = asked.model, asked.model.about.labels
+    model, labels = asked.model, asked.model.about.scores.labels
     done = await _logits(asked, limited_reading(asked.body, model))
     rows, best = _activated(model, done, asked.body.use_activation), done.rows.argmax(axis=1).tolist()
     data = await json_list(
@@ -180,7 +180,7 @@ def _logits(
             )
         if pairs:
             raise validation("`inputs` must be all texts or all pairs")
-        if encoder.about.templates:
+        if encoder.about.scores.templates:
             raise validation("`inputs` must be pairs: this model scores a query and a document")
         return encoder.encode(sequences, how.prompt, how.truncate, how.side, how.most)
 
@@ -192,7 +192,7 @@ def _instruction(body: TeiRerank | PairLimits, model: ServedModel) -> str | None
     """ApiError 422 for one that the model has no place for."""
     name = "instruct" if body.instruct else "instruction"
     given = body.instruct or body.instruction
-    if given and model.about.instructed is None:
+    if given and model.about.scores.instructed is None:
         raise validation(
             f"`{name}` is not supported: this model's pairs go through no template with a place for an instruction",
             param=name,
@@ -211,7 +211,7 @@ def _limited_logits(asked: Asked[JinaRerank] | Asked[Score]) -> Coroutine[Any, A
 
 def _activated(model: ServedModel, done: Computed, wanted: bool | None) -> NDArray[np.float32]:
     """float32 [sequences, labels]: the scores by the folder's activation, or the logits where it is not wanted."""
-    return done.rows if wanted is False else ACTIVATIONS[model.about.activation](done.rows)
+    return done.rows if wanted is False else ACTIVATIONS[model.about.scores.activation](done.rows)
 
 
 def _best_first(logits: NDArray[np.float32]) -> list[int]:

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 from ftbert.server.description import Description
 from ftbert.server.errors import ApiError, of_failure, validation
-from ftbert.server.job import BEST, ENTRIES, Job, Kind
+from ftbert.server.job import Job, Kind
 from ftbert.server.links import Answer, Disconnected, Failed, Link, next_id
-from ftbert.server.memory import PER_ENTITY, PER_ENTRY, PER_NUMBER, Memory
+from ftbert.server.memory import Memory
 from ftbert.server.messages import Request
 from ftbert.server.settings import Settings
 from ftbert.server.text_encoder import INLINE_CHARACTERS, Encoded, TextEncoder
@@ -81,7 +81,9 @@ class ServedModel:
         if task not in ("fill_mask", "sparse"):
             return self.task == task
         about = None if self.task is None else self.about
-        return about is not None and (about.mask_id is not None if task == "fill_mask" else bool(about.sparse))
+        if about is None:
+            return False
+        return about.text.mask_id is not None if task == "fill_mask" else bool(about.vectors.sparse)
 
     @property
     def about(self) -> Description:
@@ -106,9 +108,9 @@ class ServedModel:
     def prompt(self, name: str | None) -> str:
         """ApiError 422 for an unknown name."""
         if name is None:
-            return self.about.default_prompt
-        if (found := self.about.prompts.get(name)) is None:
-            known = ", ".join(map(repr, self.about.prompts))
+            return self.about.text.default_prompt
+        if (found := self.about.text.prompts.get(name)) is None:
+            known = ", ".join(map(repr, self.about.text.prompts))
             raise validation(f"`default-prompt-name` or `prompt_name` must be one of {known}; got {name[:100]!r}")
         return found
 
@@ -165,8 +167,8 @@ class ServedModel:
         )  # fmt: skip
         if request.disconnected:
             raise Disconnected
-        items, name, each = self._answer_of(kind, encoded)
-        self._memory.take(request, items * each, items, name)
+        items = job.rows(0, job.texts).stop
+        self._memory.take(request, items * kind.bytes_of(self.about), items, kind.rows_of)
         ready = [link for link in self.links if link.ready] or self.links
         # An engine that does not come to reading has few tokens queued.
         link = min([link for link in ready if not link.full] or ready, key=lambda one: one.load)
@@ -178,25 +180,6 @@ class ServedModel:
             failure = failed.failure
             raise of_failure(failure.status, failure.words, failure.retry_after) from None
         return Computed(answer.rows, encoded, tokenised - began, answer.queue, answer.compute)
-
-    def _answer_of(self, kind: Kind, encoded: Encoded) -> tuple[int, str, int]:
-        """What it has rows of, how many and by name, and the bytes of each, as numbers and as JSON."""
-        about, texts = self.about, len(encoded.offsets) - 1
-        if kind == Kind.EMBED:
-            return texts, "texts", PER_NUMBER * about.hidden
-        if kind in (Kind.TOKENS, Kind.VECTORS):
-            return encoded.tokens, "tokens", PER_NUMBER * about.token_width
-        if kind == Kind.SPARSE:
-            return texts, "texts", PER_ENTRY * min(ENTRIES, about.vocab)
-        if kind == Kind.WEIGHTS:
-            return encoded.tokens, "tokens", PER_ENTRY
-        if kind == Kind.FILLED:
-            assert encoded.marked is not None
-            return len(encoded.marked), "masks", PER_NUMBER * 2 * BEST
-        if kind == Kind.TOKEN_LOGITS:
-            return encoded.tokens, "tokens", PER_NUMBER * len(about.labels) + PER_ENTITY
-        named = sum(map(len, about.labels)) + len(about.labels) * len('{"score":,"label":""},')
-        return texts, "texts", PER_NUMBER * len(about.labels) + named
 
 
 def _warm_encoder(about: Description) -> TextEncoder:

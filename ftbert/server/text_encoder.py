@@ -50,11 +50,11 @@ class TextEncoder:
 
         self.about = description
         with panics_as_errors():
-            self.whole: Any = Tokenizer.from_str(description.tokenizer)
-        self.whole.encode_special_tokens = description.encode_special_tokens
-        self._fast = FastTokenizer(self.whole, description.token_types > 1)
+            self.whole: Any = Tokenizer.from_str(description.text.tokenizer)
+        self.whole.encode_special_tokens = description.text.encode_special_tokens
+        self._fast = FastTokenizer(self.whole, description.model.token_types > 1)
         self._templates = TemplateEncoder(self.whole, self._fast.cutter)
-        self._limited = LimitedPairs(self.whole, self._fast.cutter, description.token_types > 1)
+        self._limited = LimitedPairs(self.whole, self._fast.cutter, description.model.token_types > 1)
         self.special_of_pairs = self._limited.special
         self.inline = INLINE_CHARACTERS if self._fast.wordpiece is None else _INLINE_CHARACTERS_WORDPIECE
         self._skips: dict[str, int] = {}
@@ -65,7 +65,7 @@ class TextEncoder:
         """`prompt` stands before texts, not before ids, which are taken as they are. most: tokens of a text with the
         special ones; None: the model's. ApiError 422: too long and not to be truncated, or an id outside the
         vocabulary."""
-        most = most or self.about.max_length
+        most = most or self.about.text.max_length
         texts = [prompt + one for one in inputs if isinstance(one, str)]
         found = self._tokens(texts, truncate, side, most)
         if len(texts) < len(inputs):
@@ -74,7 +74,7 @@ class TextEncoder:
                 [next(rows) if isinstance(x, str) else self._given(x, truncate, side, most) for x in inputs]
             )
         encoded = Encoded(found.ids.astype(np.int32), found.starts, sum(map(len, texts)))
-        if prompt and not self.about.include_prompt:
+        if prompt and not self.about.text.include_prompt:
             skip = self._prompt_tokens(prompt)
             encoded.skip = np.array([skip if isinstance(one, str) else 0 for one in inputs], dtype=np.int32)
         return encoded
@@ -95,9 +95,9 @@ class TextEncoder:
         all. Where the model has a template for pairs, they go through that, with the prompt as its system's message, or
         `instruct`, where the template has a place for it (`Description.instructed`)."""
         tokens = None
-        template = self.about.templates.get(prompt)
-        if instruct and self.about.instructed is not None:
-            template = self.about.instructed.instructed(instruct)
+        template = self.about.scores.templates.get(prompt)
+        if instruct and self.about.scores.instructed is not None:
+            template = self.about.scores.instructed.instructed(instruct)
         if template is not None:
             if limits != (None, None):
                 raise validation("this model's pairs go through a template: texts are not limited one by one")
@@ -110,13 +110,13 @@ class TextEncoder:
         if prompt:
             prompted = {a: prompt + a for a in {a for a, _ in pairs}}  # one copy of a query, not one for each document
             pairs = [(prompted[a], b) for a, b in pairs]
-        found = self._tokens(pairs, truncate, side, most or self.about.max_length, tokens)
+        found = self._tokens(pairs, truncate, side, most or self.about.text.max_length, tokens)
         types = None if found.types is None else found.types.astype(np.uint8)
         return Encoded(found.ids.astype(np.int32), found.starts, sum(len(a) + len(b) for a, b in pairs), types=types)
 
     def encode_with_places(self, texts: Sequence[str], truncate: bool, side: str) -> Encoded:
         """With the encoding of each text. ApiError 422: too long and not to be truncated."""
-        most = self.about.max_length
+        most = self.about.text.max_length
         for text in texts:
             if self._part(text, side) is not text and side == "left":  # the tokenizer cuts them, but on the right only
                 raise _too_long_to_read(len(text))
@@ -151,7 +151,7 @@ class TextEncoder:
     def _checked(self, found: Tokens) -> Tokens:
         """ApiError 422 in the words of `encode` where the model has no row for an id."""
         try:
-            return found.check(self.about.vocab, self.about.token_types)
+            return found.check(self.about.model.vocab, self.about.model.token_types)
         except ValueError as error:  # its words hold no text
             raise ApiError("Tokenizer", f"Tokenization error: {error}") from None
 
@@ -178,11 +178,12 @@ class TextEncoder:
     def _given(self, ids: list[int], truncate: bool, side: str, most: int) -> NDArray[np.int64]:
         if not ids:
             raise validation("`inputs` cannot be empty")
-        if min(ids) < 0 or max(ids) >= self.about.vocab:
+        if min(ids) < 0 or max(ids) >= self.about.model.vocab:
             bad = min(ids) if min(ids) < 0 else max(ids)
             raise validation(
-                f"token id {str(bad)[:20]} is outside the model's vocabulary of {self.about.vocab}. Ids must be those "
-                "of this model's tokenizer; with langchain-openai set check_embedding_ctx_length=False to send text",
+                f"token id {str(bad)[:20]} is outside the model's vocabulary of {self.about.model.vocab}. Ids must be "
+                "those of this model's tokenizer; with langchain-openai set check_embedding_ctx_length=False to send "
+                "text",
                 param="input",
             )
         if len(ids) > most and not truncate:
@@ -191,8 +192,8 @@ class TextEncoder:
 
     def _prompt_tokens(self, prompt: str) -> int:
         if (known := self._skips.get(prompt)) is None:
-            ids = self._tokens([prompt], True, "right", self.about.max_length).ids
-            known = len(ids) - (len(ids) > 0 and int(ids[-1]) in self.about.special_ids)
+            ids = self._tokens([prompt], True, "right", self.about.text.max_length).ids
+            known = len(ids) - (len(ids) > 0 and int(ids[-1]) in self.about.text.special_ids)
             self._skips[prompt] = known
         return known
 

@@ -33,7 +33,7 @@ async def tokenize(app: App, request: Request) -> Response:
     full = [prompt + text for text in texts]
     characters = sum(map(len, full))
     app.memory.take(request, tokenised(full), characters, "characters")
-    whole, special, go_on = model.encoder().whole, set(model.about.special_ids), _until(model, request)
+    whole, special, go_on = model.encoder().whole, set(model.about.text.special_ids), _until(model, request)
 
     def run() -> list[bytes]:
         parts = [b"["]
@@ -73,7 +73,7 @@ async def _tokenize_prompt(app: App, request: Request) -> Response:
     def run() -> bytes:
         whole = model.encoder().whole  # whose calls for one text keep all other threads waiting
         (found,) = whole.encode_batch([asked.prompt], add_special_tokens=asked.add_special_tokens)
-        values = {"tokens": found.ids, "count": len(found.ids), "max_model_len": model.about.max_length}
+        values = {"tokens": found.ids, "count": len(found.ids), "max_model_len": model.about.text.max_length}
         return to_json(values | ({"token_strs": found.tokens} if asked.return_token_strs else {}))
 
     return Response(await model.in_thread(request, len(asked.prompt), run))
@@ -144,7 +144,7 @@ def _calls(rows: Sequence[Any]) -> Iterator[list[Any]]:
 
 
 def _check_ids(rows: list[list[int]], model: ServedModel) -> None:
-    vocab = model.about.vocab
+    vocab = model.about.model.vocab
     for row in rows:
         if row and (min(row) < 0 or max(row) >= vocab):
             raise validation(f"a token id is outside the model's vocabulary of {vocab}")
