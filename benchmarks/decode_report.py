@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from result_pages import markdown
+
 LLAMA_CPP, OURS = "llama.cpp q8_0", "ftbert "
 Q8_0 = f"{OURS}q8_0"
 Document = dict[str, Any]
@@ -18,15 +20,16 @@ def label(row: dict[str, Any]) -> str:
 def lines_of(document: Document) -> Iterator[str]:
     """A Markdown table of tokens/s; in brackets the share of a copy's bandwidth."""
     names = [name for name, facts in document["peers"].items() if not {"failed", "left_out"} & facts.keys()]
-    yield f"| {document['model']}, tokens/s (share of {document['copy_gbs']:,.0f} GB/s) | {' | '.join(names)} |"
-    yield "|---|" + "---:|" * len(names)
+    rows = []
     for row in document["rows"]:
         cells = []
         for name in names:
             found = row["peers"].get(name)
             share = f" ({found['share']:.0%})" if found and "share" in found else ""
             cells.append(f"{found['tokens_s']:,.1f}{share}" if found else "")
-        yield f"| {label(row)} | {' | '.join(cells)} |"
+        rows.append([label(row), *cells])
+    head = [f"{document['model']}, tokens/s (share of {document['copy_gbs']:,.0f} GB/s)", *names]
+    yield from markdown((head, rows)).splitlines()
     for name, facts in document["peers"].items():
         for key, words in (("failed", "failed"), ("left_out", "left out")):
             if key in facts:

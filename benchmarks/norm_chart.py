@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
 from norm_tables import DIRECTIONS, shares
+from result_pages import draw_file, figure, machine_of
 
 OPS = {"layer_norm": "LayerNorm", "rms_norm": "RMSNorm"}
 STYLES = {
@@ -21,41 +20,37 @@ STYLES = {
 
 
 def draw(document: dict[str, Any], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, grid = plt.subplots(2, 2, figsize=(9.5, 6.4), sharex=True, sharey=True, layout="constrained")
-    for line, (op, title) in zip(grid, OPS.items(), strict=True):
-        for axes, direction in zip(line, DIRECTIONS, strict=True):
-            found = shares(document, op, direction)
-            for name, (color, style) in STYLES.items():
-                if points := found.get(name):
-                    columns = sorted(points)
-                    axes.plot(columns, [100 * points[n] for n in columns], style, color=color, marker=".", label=name)
-            axes.set_title(f"{title}, {direction}", fontsize=9.5)
-            axes.axhline(100, color="#22262b", linewidth=0.7)
-            axes.set(xscale="log", ylim=(0, 110))
-            axes.minorticks_off()
-            axes.grid(alpha=0.25)
-    ticks = sorted({row["shape"][1] for row in document["rows"] if row["op"] in OPS})
-    for axes in grid[1]:
-        axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks], fontsize=7.5, rotation=30)
-        axes.set_xlabel("columns")
-    for axes in grid[:, 0]:
-        axes.set_ylabel("% of a large copy's bytes/s")
-    named = {line.get_label(): line for axes in grid.flat for line in axes.get_lines() if line.get_label() in STYLES}
-    figure.legend(named.values(), named, fontsize=8, loc="outside lower center", ncols=len(named))
     facts = document["provenance"]
     rows = {row["shape"][1]: row["shape"][0] for row in document["rows"] if row["op"] in OPS}
     most = max(rows.values(), default=0)
     fewer = "".join(f" ({count:,} of {n:,} columns)" for n, count in rows.items() if count < most)
-    where = facts.get("gpu") or facts["cpu"]
-    figure.suptitle(f"{most:,} rows{fewer}, {facts['dtype']}, {where}", fontsize=10)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    title = f"{most:,} rows{fewer}, {facts['dtype']}, {machine_of(facts)}"
+    with figure(path, 2, 2, title, figsize=(9.5, 6.4), sharex=True, sharey=True) as (drawn, grid):
+        for line, (op, name_of_op) in zip(grid, OPS.items(), strict=True):
+            for axes, direction in zip(line, DIRECTIONS, strict=True):
+                found = shares(document, op, direction)
+                for name, (color, style) in STYLES.items():
+                    if points := found.get(name):
+                        columns = sorted(points)
+                        axes.plot(
+                            columns, [100 * points[n] for n in columns], style, color=color, marker=".", label=name
+                        )
+                axes.set_title(f"{name_of_op}, {direction}", fontsize=9.5)
+                axes.axhline(100, color="#22262b", linewidth=0.7)
+                axes.set(xscale="log", ylim=(0, 110))
+                axes.minorticks_off()
+                axes.grid(alpha=0.25)
+        ticks = sorted({row["shape"][1] for row in document["rows"] if row["op"] in OPS})
+        for axes in grid[1]:
+            axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks], fontsize=7.5, rotation=30)
+            axes.set_xlabel("columns")
+        for axes in grid[:, 0]:
+            axes.set_ylabel("% of a large copy's bytes/s")
+        named = {
+            line.get_label(): line for axes in grid.flat for line in axes.get_lines() if line.get_label() in STYLES
+        }
+        drawn.legend(named.values(), named, fontsize=8, loc="outside lower center", ncols=len(named))
 
 
 if __name__ == "__main__":
-    draw(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), Path(sys.argv[2]))
+    draw_file(draw)

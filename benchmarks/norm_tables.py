@@ -13,13 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from result_pages import Table, markdown
+
 MIB = 1 << 20
 DIRECTIONS = ("forward", "backward")
 ORDER = (
     "ftbert", "ftbert, memory-efficient", "torch", "torch.compile", "Liger", "quack", "apex", "apex, memory-efficient",
     "copy of x",
 )  # fmt: skip
-Table = tuple[list[str], list[list[str]]]  # head, rows: as of report.py
 Row = dict[str, Any]
 
 
@@ -137,9 +138,8 @@ def shares(document: dict[str, Any], op: str, direction: str) -> dict[str, dict[
 def markdown_of(document: dict[str, Any], summary: bool = False) -> str:
     """The tables, each under its title."""
     parts = []
-    for title, (head, rows) in tables(document, summary):
-        lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-        parts += [f"{title}:", "\n".join("| " + " | ".join(line) + " |" for line in lines)]
+    for title, table in tables(document, summary):
+        parts += [f"{title}:", markdown(table)]
     return "\n\n".join(parts)
 
 

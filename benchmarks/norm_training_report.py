@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from result_pages import markdown
+
 BEFORE, AFTER, EFFICIENT = "before", "after patch", "after patch, memory-efficient"
 COLUMNS = {
     "step_ms": "step ms", "kernels_ms": "kernels ms", "saved_bytes": "saved MiB", "kept_bytes": "kept MiB",
@@ -39,18 +41,19 @@ def failures(result: dict[str, Any]) -> Iterator[str]:
 def lines_of(result: dict[str, Any]) -> Iterator[str]:
     """A Markdown table."""
     shown = [key for key in COLUMNS if any(key in row for row in result["ways"].values())]
-    yield f"| {result['name']} | {' | '.join(COLUMNS[key] for key in shown)} | last loss |"
-    yield "|---|" + "---:|" * (len(shown) + 1)
+    rows = []
     for way, row in result["ways"].items():
         if "failed" in row:
-            yield f"| {way} | failed: {row['failed']} |" + " |" * len(shown)
+            rows.append([way, f"failed: {row['failed']}", *[""] * len(shown)])
             continue
         cells = []
         for key in shown:
             value = row.get(key, "")
             unit, form = (MIB, ",.1f") if key.endswith("bytes") else (1, ".2f")
             cells.append(value if isinstance(value, str) else format(value / unit, form))
-        yield f"| {way} | {' | '.join(cells)} | {row['losses'][-1]:.4f} |"
+        rows.append([way, *cells, f"{row['losses'][-1]:.4f}"])
+    head = [result["name"], *(COLUMNS[key] for key in shown), "last loss"]
+    yield from markdown((head, rows)).splitlines()
     if "promised_bytes" in result and (found := saving(result)):
         shares = ", ".join(f"{share:.1%} ({key.removesuffix('_bytes')})" for key, share in found.items())
         yield f"\nThe memory-efficient mode promises {result['promised_bytes'] / MIB:,.1f} MiB and saves {shares}."

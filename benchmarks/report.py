@@ -25,6 +25,7 @@ import norm_tables
 import norm_training_report
 import replicas_report
 import tensor_parallel_report
+from result_pages import Table, markdown
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -74,7 +75,6 @@ SUMMARY_PEERS = {
     ),
     "cpu": ("ftbert", BASE, "torch.compile", "onnxruntime", "OpenVINO", "CTranslate2"),
 }  # fmt: skip
-Table = tuple[Sequence[str], list[list[str]]]  # head, rows
 
 
 def main() -> int:
@@ -240,12 +240,6 @@ def serve_table(document: dict[str, Any]) -> Table:
             f"{row['p50_ms']:.1f}", f"{row['p99_ms']:.1f}", f"{answered:.0f} %",
         ])  # fmt: skip
     return ["", "texts/s", "tokens/s", "of encode", "p50 ms", "p99 ms", "answered"], rows
-
-
-def markdown(table: Table) -> str:
-    head, rows = table
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def point_name(result: dict[str, Any]) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from result_pages import markdown
+
 # The most that sum, residual and norm of 128 rows of BERT-large may take, in microseconds, in the model.
 SUM_GATE, SUM_CASE = 8.0, "bert-large fp16 1x128"
 _SUMS = {
@@ -17,11 +19,11 @@ def lines_of(document: dict[str, Any]) -> list[str]:
     count, rows = len(document["provenance"]["devices"]), document["rows"]
     sums = {key: words for key, words in _SUMS.items() if any(key in row for row in rows)}
     heads = ("", "one GPU, ms", f"{count}, ms", "times as fast", "gate", *sums.values())
-    lines = [f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 1)}"]
+    cells = []
     for row in rows:
         times = [f"{row['one_ms']:.3g}", f"{row['several_ms']:.3g}", f"{row['times_as_fast']:.2f}", row["gate"] or ""]
-        lines.append(f"| {row['case']} | {' | '.join(map(str, [*times, *(f'{row[key]:.1f}' for key in sums)]))} |")
-    return lines
+        cells.append([row["case"], *map(str, times), *(f"{row[key]:.1f}" for key in sums)])
+    return markdown((heads, cells)).splitlines()
 
 
 def misses(row: dict[str, Any]) -> list[str]:
