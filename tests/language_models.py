@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import torch
 from conftest import Place
 from families import make_model
+from small_tokenizers import tokenizer
 from torch import Tensor
 
 import ftbert
@@ -22,6 +24,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 FAMILIES = list(SETTINGS)
 LENGTHS = (40, 17, 3)
+TEMPLATE = "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}answer:{% endif %}"
 
 
 @functools.cache
@@ -71,3 +74,14 @@ def assert_same_decoders(ours: Any, of: Any, family: str, place: Place) -> None:
         one.copy_prefix(0, [1], 10)
         one.truncate(0, 12)
     same([1, 0], [ids[2], ids[0][12:20]])
+
+
+def random_llama(where: Path) -> Path:
+    """A random Llama that ends texts by a token of generation_config.json, which its config does not name."""
+    words = tokenizer("bytes")
+    reference = make_model("llama", "causal_lm", 0, vocab_size=len(words), eos_token_id=None, use_cache=True)
+    reference.generation_config.eos_token_id = [2, 7]
+    reference.save_pretrained(where)
+    words.chat_template = TEMPLATE
+    words.save_pretrained(where)
+    return where

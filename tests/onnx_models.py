@@ -13,6 +13,9 @@ import torch
 from conftest import make_bert
 from families import make_model
 
+import ftbert
+from ftbert.converters import open_checkpoint
+
 MODELS: dict[str, Callable[[], Any]] = {
     "bert": make_bert,
     "bert tanh, odd heads": partial(make_model, "bert", "encoder", 1, type_vocab_size=3),
@@ -182,3 +185,10 @@ def anonymous(path: Path, target: Path) -> Path:
     del model.graph.value_info[:]
     onnx.save(model, str(target))
     return target
+
+
+def same_weights(model: ftbert.Model, source: Any) -> None:
+    """Bit for bit what the exported model had."""
+    expected = open_checkpoint(source)
+    for name in model.checkpoint.tensors:
+        assert torch.equal(model.checkpoint.read(name), expected.read(name)), name

@@ -13,136 +13,39 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from conftest import randomise
-from served import Served, in_thread, with_head
+from page_browser import Opened, chromium, digits, models_by_kind, pages_of, servers_of, url_of
+from served import Served, in_thread
 
 PAGE = Path(__file__).parents[1] / "ftbert" / "server" / "page.html"
-CHROMIUM = shutil.which("chromium")
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
 KEY = "sesame-7d1f"
 ATTACK = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>'\"`$(touch x)` \\ é 猫"
 
 
-@dataclass
-class Opened:
-    """A page, and what its browser said and asked for meanwhile."""
-
-    page: Any
-    errors: list[str]
-    requests: list[Any]
-
-    def __call__(self, selector: str) -> Any:
-        return self.page.locator(selector)
-
-    def text(self, selector: str) -> str:
-        return str(self.page.locator(selector).inner_text()).strip()
-
-    def see(self, selector: str, text: str) -> None:
-        """Waits for it."""
-        self.page.locator(selector).filter(has_text=text).first.wait_for()
-
-    def settle(self) -> None:
-        """Until no card has a call under way and all of them have words to say."""
-        self.page.wait_for_function(
-            "() => [...document.querySelectorAll('form.card:not([hidden])')]"
-            ".every(card => !card.hasAttribute('aria-busy') && card.querySelector('.note').textContent)"
-        )
-
-    def asked(self, route: str) -> list[Any]:
-        """The bodies of the calls of a route."""
-        return [one.post_data_json for one in self.requests if one.url.endswith(route)]
-
-    def answer(self, route: str, **how: Any) -> None:
-        """What these routes answer from now on, without the server."""
-        self.page.route(re.compile(route), lambda given: given.fulfill(**how))
-
-    def hover(self, row: int, column: int, click: bool = False) -> None:
-        box = self("#map").bounding_box()
-        grid = self.page.evaluate("grid")
-        at = [box[side] + grid[first] + (i + 0.5) * grid["cell"] for side, first, i in (("x", "left", column), ("y", "top", row))]
-        self.page.mouse.move(*at)
-        if click:
-            self.page.mouse.click(*at)
-
-
-def digits(score: float) -> str:
-    """As the page shows it: a small score has digits too."""
-    return f"{score:.4f}" if abs(score) >= 0.001 or score == 0 else f"{score:.2g}".replace("e-0", "e-")
-
-
-def url_of(server: Served) -> str:
-    return f"http://127.0.0.1:{server.port}"
-
-
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="no playwright is here: pip install playwright")
-    if CHROMIUM is None:
-        pytest.skip("no chromium is here: apt-get install chromium")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+    with chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
 def folders(browser: Any, tmp_path_factory: pytest.TempPathFactory, tiny_bert: Callable[..., Path]) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("models")
-    heads = {"classifier": with_head(root, 3, tiny_bert), "reranker": with_head(root, 1, tiny_bert)}
-    return {**heads, "token_classifier": tagger(root, tiny_bert), "embedding": tiny_bert(root)}
-
-
-def tagger(root: Path, tiny_bert: Callable[..., Path]) -> Path:
-    from transformers import BertConfig, BertForTokenClassification
-
-    folder = tiny_bert(root).rename(root / "tagger")
-    config = BertConfig.from_pretrained(folder, id2label=dict(enumerate(("O", "B-PER", "I-PER", "LOC"))))
-    model = randomise(BertForTokenClassification(config), 5)
-    with torch.no_grad():
-        model.get_input_embeddings().weight.mul_(20)  # labels by the word
-        model.classifier.bias.zero_()
-    model.save_pretrained(folder)
-    return folder
+    return models_by_kind(tmp_path_factory.mktemp("models"), tiny_bert)
 
 
 @pytest.fixture(scope="module")
 def servers(folders: dict[str, Path]) -> Iterator[dict[str, Served]]:
-    """One of each kind of model."""
-    with ExitStack() as stack:
-        yield {kind: stack.enter_context(in_thread((f"tiny/{kind}", folder))) for kind, folder in folders.items()}
+    with servers_of(folders) as servers:
+        yield servers
 
 
 @pytest.fixture
 def open_page(browser: Any) -> Iterator[Callable[..., Opened]]:
-    opened = []
-
-    def start(server: Served, settle: bool = True, **options: Any) -> Opened:
-        context = browser.new_context(**{"viewport": {"width": 1200, "height": 800}, **options})
-        context.set_default_timeout(10_000)
-        page = context.new_page()
-        found = Opened(page, [], [])
-        page.on("console", lambda said: found.errors.extend([said.text] * (said.type in ("error", "warning", "verbose"))))
-        page.on("pageerror", lambda error: found.errors.append(str(error)))
-        page.on("request", lambda request: found.requests.append(request))
-        page.goto(url_of(server) + "/")
-        opened.append((url_of(server), found))
-        if settle:
-            found.settle()
-        return found
-
-    yield start
-    for url, found in opened:
-        found.page.context.close()
-        assert found.requests and all(asked.url.startswith(url + "/") for asked in found.requests)
-        # An answer with an error status is a line of the browser's own, whatever the page does with it.
-        assert [said for said in found.errors if not said.startswith("Failed to load resource")] == []
+    with pages_of(browser) as start:
+        yield start
 
 
 @pytest.fixture
@@ -420,110 +323,3 @@ def test_markup_stays_text(embedding: Opened, servers: dict[str, Served]) -> Non
         embedding.see(where, ATTACK)
     assert embedding.page.title() == f"{ATTACK} - ftbert"
     assert embedding("img").count() == 0 and embedding("script").count() == 1
-
-
-# ---- shape ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("width", [390, 1280])
-def test_the_first_calls_fill_their_places(width: int, servers: dict[str, Served], open_page: Callable[..., Opened]) -> None:
-    """All of the first code is seen, and bars begin at the left."""
-    opened = open_page(servers["embedding"], viewport={"width": width, "height": 900})
-    opened.see("#calls", "the last 2 calls")
-    opened.settle()
-    assert opened.page.evaluate("(box => box.scrollHeight - box.clientHeight)(document.querySelector('pre'))") <= 0
-    assert opened.page.evaluate("document.getElementById('history').getContext('2d').getImageData(4, 40, 1, 1).data[3]") == 255
-
-
-@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1400, "light")])
-@pytest.mark.parametrize(
-    ("kind", "field"),
-    [("embedding", "#texts"), ("reranker", "#passages"), ("classifier", "#inputs"), ("token_classifier", "#tagged")],
-)
-def test_nothing_jumps_or_sticks_out(
-    kind: str, field: str, width: int, scheme: str, servers: dict[str, Served], open_page: Callable[..., Opened]
-) -> None:
-    opened = open_page(servers[kind], color_scheme=scheme, viewport={"width": width, "height": 900})
-    height = opened.page.evaluate("document.documentElement.scrollHeight")
-    opened(field).fill("\n".join(f"{'long ' * i} line {i} {'x' * 200}" for i in range(40)))
-    opened("#text").fill("word1 " * 700)
-    opened.see("#tokenize .note", "the first 600 are shown")
-    opened.settle()
-    assert opened.page.evaluate("document.documentElement.scrollHeight") == height
-    assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
-    moved = """() => new Promise(done => new PerformanceObserver(list => done(
-        list.getEntries().reduce((sum, one) => sum + one.value, 0))).observe({type: 'layout-shift', buffered: true})
-        || setTimeout(() => done(0), 200))"""
-    assert opened.page.evaluate(moved) < 0.01
-    # No box ends within a line, and what is wider than its place has the whole text for the pointer.
-    cut = opened.page.evaluate(
-        """() => [...document.querySelectorAll('textarea, pre, ol, ul')].filter(box => box.checkVisibility()).flatMap(box => {
-          const end = box.getBoundingClientRect().top + box.clientTop + box.clientHeight;
-          const items = [...box.children].map(one => one.getBoundingClientRect());
-          const line = parseFloat(getComputedStyle(box.matches('#entities') ? box.firstChild : box).lineHeight);
-          const half = box.matches('textarea, pre, #entities') ? box.clientHeight % line > .5
-            : items.some(({ top, bottom }) => top < end - 6 && bottom > end + 6);
-          return half ? [box.id || box.tagName] : [];
-        }).concat([...document.querySelectorAll('.cut, .pair p, .labels span, .head .note')].filter(one =>
-          one.scrollWidth > one.clientWidth + 1 && one.title !== one.textContent).map(one => one.textContent))"""
-    )
-    assert cut == []
-    # Text against what is behind it, as WCAG wants it.
-    low = opened.page.evaluate(
-        """() => {
-          const light = c => c.match(/[\\d.]+/g).slice(0, 3).map(x => x / 255)
-            .map(x => x <= .03928 ? x / 12.92 : ((x + .055) / 1.055) ** 2.4)
-            .reduce((s, x, i) => s + x * [.2126, .7152, .0722][i], 0);
-          const behind = e => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor;
-            if (!c.endsWith(', 0)')) return c; } return 'rgb(255, 255, 255)'; };
-          return [...document.querySelectorAll('body *')].filter(e => e.checkVisibility() && e.firstChild?.nodeType === 3
-              && e.textContent.trim() && !['OPTION', 'SCRIPT', 'STYLE'].includes(e.tagName)).map(e => {
-            const [a, b] = [light(getComputedStyle(e).color), light(behind(e))];
-            return [e.tagName + '#' + e.id, (Math.max(a, b) + .05) / (Math.min(a, b) + .05)]; }).filter(([, x]) => x < 4.5);
-        }"""
-    )
-    assert low == []
-
-
-def test_the_key_is_in_a_form_that_remembers_nothing(embedding: Opened) -> None:
-    """Browsers warn of a password field outside one."""
-    form = embedding("form:has(#key)")
-    assert (form.get_attribute("autocomplete"), embedding("#key").get_attribute("autocomplete")) == ("off", "off")
-    url = embedding.page.url
-    embedding("#key").press("Enter")
-    embedding.see("#state.good", "ready")
-    assert embedding.page.url == url
-
-
-def test_all_can_be_reached_by_keys_and_has_a_name(embedding: Opened) -> None:
-    names = embedding.page.evaluate(
-        "() => [...document.querySelectorAll('input, textarea, select, button, canvas, [tabindex]')].filter(e => "
-        "e.checkVisibility() && !(e.labels?.length || e.ariaLabel || e.tagName === 'BUTTON' && e.textContent)).map(e => e.outerHTML)"
-    )
-    assert names == []
-    embedding("#key").focus()
-    seen = []
-    for _ in range(24):
-        embedding.page.keyboard.press("Tab")
-        seen.append(embedding.page.evaluate("document.activeElement.id || document.activeElement.textContent.trim()"))
-    want = ["repeat", "Compare", "texts", "map", "Rank", "query", "passages", "ranks", "Tokenize", "text", "tokens"]
-    assert [name for name in seen if name in want][: len(want)] == want
-    embedding("#texts").fill("a\nb")
-    embedding("#texts").press("Control+Enter")
-    embedding.see("#similarity .note", "2 texts")
-
-
-def test_the_routes_are_shown(embedding: Opened, servers: dict[str, Served]) -> None:
-    url = url_of(servers["embedding"])
-    embedding.page.goto(url + "/docs")
-    embedding.see("summary", "/embed")
-    found = servers["embedding"].call("GET", "/openapi.json").json()
-    want = [path for path, methods in found["paths"].items() for _ in methods]
-    assert embedding("summary code").all_inner_texts() == want
-    embed = embedding("details").filter(has=embedding.page.get_by_text("TEI: a vector for each text"))
-    embed.locator("summary").click()
-    rows = [row.split("\t") for row in embed.locator("table").inner_text().split("\n")]
-    assert [row for row in rows if row[0] in ("inputs", "normalize")] == [
-        ["inputs", "string | [string | integer | [integer]]", "required"], ["normalize", "boolean", "true"],
-    ]  # fmt: skip
-    assert f"curl {url}/embed -H" in embed.locator("pre").inner_text()
