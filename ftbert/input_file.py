@@ -93,7 +93,8 @@ def parse_json(text: str) -> Any:
 
 
 def origin(path: Path) -> str:
-    """What an error calls a model's folder, or a file in it: of those that were made of another file, that one."""
+    """The name that errors give to a model's folder, or to a file in it. A folder that was made of another file has
+    that file's name."""
     for folder in (path, path.parent):
         note = folder / ORIGIN
         if note.is_file() and isinstance(document := read_json_value(note), dict) and document.get("made_of"):

@@ -24,9 +24,9 @@ _beside: tuple[Any, Any] | None = None  # a default group of GPUs' tensors alone
 
 
 def find_ranks(parallel: str | None, places: Sequence[torch.device]) -> Ranks:
-    """With several `places` each is a rank; with one, each process of the default process group, of which this process
-    is one. ValueError for other words, and where there is no such group; RuntimeError where its processes do not reach
-    each other on the CPU."""
+    """Each of several `places` is a rank. With a single place each process of the default process group is a rank, this
+    process among them. ValueError for other words, and where there is no such group; RuntimeError where its processes
+    do not reach each other on the CPU."""
     global _loads  # noqa: PLW0603
     if parallel is None:
         return ALONE

@@ -1,4 +1,4 @@
-"""The files of one run: what is read, what is written, and that nothing is lost that ftbert did not make."""
+"""The files of one run: inputs, outputs, and care that no file of anybody else is lost."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def skipped_file(target: Path) -> Path:
 
 
 def check_paths(sources: Sequence[Path], target: Path, skip_bad: bool, ranges: Path | None = None) -> None:
-    """OSError or ValueError where `target` cannot be written, or a file would be lost: one written twice, one of the
-    sources, one of somebody else. ranges: a file that is read or written beside these."""
+    """OSError or ValueError where `target` cannot be written, or a file would be lost: a source, a file written twice,
+    or a file of somebody else. ranges: a file that is read or written beside these."""
     read = [source for source in sources if source != STREAM]
     written = [] if target == STREAM else [target]
     if target != STREAM:

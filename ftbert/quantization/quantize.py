@@ -41,9 +41,9 @@ _GRAM_BYTES = 2 << 30  # of the sums over inputs that are in memory at once
 @dataclass(frozen=True)
 class QuantizeResult:
     """matrices: those in `dtype`. kept: those of the layers that are not, with the reason. texts, tokens: all that were
-    read, of which calibration leaves out an eighth. mean_cosine, worst_cosine: of
-    texts' vectors with those of float32, simulated; mean_cosine is the lesser one, of `measured` texts and of those of
-    them that calibration left out. worst_texts: which ones, the worst first."""
+    read, of which calibration leaves out an eighth. mean_cosine, worst_cosine: of texts' simulated vectors with the
+    vectors of float32. mean_cosine: the lesser mean, of all `measured` texts or of the texts that calibration left out.
+    worst_texts: which ones, the worst first."""
 
     target: str
     dtype: str

@@ -1,4 +1,4 @@
-"""Which matrices stay as they are: the fewest with which the vectors of texts are near enough to those of float32."""
+"""The choice of matrices that stay as they are: the fewest that bring the vectors of texts near enough to float32."""
 
 from __future__ import annotations
 

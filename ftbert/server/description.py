@@ -62,9 +62,9 @@ class TextFacts(msgspec.Struct, frozen=True):
 
 class VectorFacts(msgspec.Struct, frozen=True):
     """sparse: how sparse vectors come about, "splade", "lexical" (see ftbert.text.lexical; unweighted: its ids without
-    a weight) or "" where there are none. skipped: of a model with vectors of tokens to compare, "multi_vector" or
-    beside those of texts (BGE-M3), the ids without one in texts for "query" or "document", else empty; first_token: a
-    text's first token may have one; expands: queries are made longer, which a server does not do."""
+    a weight) or "" where there are none. skipped: ids without a vector in texts for "query" or "document", of a model
+    that compares vectors of tokens ("multi_vector", or beside vectors of texts: BGE-M3); else empty. first_token: a
+    text's first token may have a vector. expands: queries are made longer, which a server does not do."""
 
     pooling: str
     truncate_dim: int | None

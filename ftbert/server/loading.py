@@ -31,8 +31,8 @@ from ftbert.text import TextSettings, panics_as_errors
 # this, in seconds, since the most urgent newcomer waits for it.
 ENOUGH, LONGEST = 0.95, 0.25
 _SMALLEST = 256
-# Seconds of a timing at least, and after which no other round begins: of sizes to choose from, and of one that is
-# given, for which only tokens/s are wanted.
+# The least seconds of a timing; the seconds after which no other round begins, where sizes are chosen from; the same
+# where the size is given and tokens/s alone are wanted.
 _SPAN, _SECONDS, _SECONDS_OF_ONE = 0.04, 5.0, 1.0
 # Two timings are the same within this share. Rounds at least.
 _SAME, _ROUNDS = 0.02, 3

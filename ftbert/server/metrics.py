@@ -1,8 +1,8 @@
 """Counters of all processes: rows of float64 in one file that they share. Any worker can sum them.
 
-A worker has a row for each model and one for what it refused before it knew the model; an engine has one. Names and
-buckets are TEI's, so that its dashboards work; ft_... are ours. Counters keep TEI's names, without the suffix that
-client libraries append.
+A worker has a row for each model, and a row for requests that it refused before it knew the model. An engine has a
+single row. Names and buckets are TEI's, so that its dashboards work; ft_... are ours. Counters keep TEI's names,
+without the suffix that client libraries append.
 """
 
 from __future__ import annotations

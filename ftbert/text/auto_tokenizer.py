@@ -1,9 +1,10 @@
 """transformers' tokenizer of a folder: what AutoTokenizer builds, where that gives the ids of tokenizer.json.
 
-Which class reads the files, what of tokenizer_config.json it applies and what of tokenizer.json it rebuilds differs
-between families and releases of transformers. So AutoTokenizer does that. Since release 5 a class builds a tokenizer
-of its own kind from the words of tokenizer.json; where it is not the file's (tokenizer_config.json names none, or a
-wrong one), texts become other ids than the model was trained with. Then transformers' generic class reads the file.
+Families and releases of transformers differ in the class that reads the files, the entries of tokenizer_config.json
+that it applies and the parts of tokenizer.json that it rebuilds. So AutoTokenizer does that. Since release 5 a class
+builds a tokenizer of its own kind from the words of tokenizer.json; where it is not the file's (tokenizer_config.json
+names none, or a wrong one), texts become other ids than the model was trained with. Then transformers' generic class
+reads the file.
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ class Work:
 
 @dataclass
 class Done(Generic[T]):
-    """One finished window: what the caller gave with it, its real tokens, its texts that were cut, and its results:
-    float32 [texts, width], or a list of what `Work.parts` gives."""
+    """A finished window: the caller's item, its real tokens, its number of cut texts, and its results: float32 [texts,
+    width], or a list by `Work.parts`."""
 
     item: T
     results: Any

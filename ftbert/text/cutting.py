@@ -21,8 +21,8 @@ _WITHIN_WORDS = (*_DROP_SPACE, *_KEEP_SPACE, "Punctuation", "Digits")
 # Normalizers that never join what stands on both sides of a space: Unicode's forms compose nothing with U+0020.
 _LOCAL = ("BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Strip", "StripAccents", "Precompiled")
 
-# Letters, digits and ASCII punctuation, which stay what they are and join no space: none becomes one in any of
-# Unicode's forms, is removed, or makes one grapheme with a space behind it.
+# Letters, digits and ASCII punctuation that stay unchanged and join no space. In all of Unicode's forms none becomes a
+# space, is removed, or makes a grapheme with a space behind it.
 _PLAIN = "[!-~À-ʯΆ-ҁҊ-Ֆא-תء-غف-يक-हก-ฮぁ-ゖァ-ヺ一-鿿가-힣]"
 _IDEOGRAPHS = "一-鿿"  # each is a word of its own where the normalizer puts spaces around it
 

@@ -21,9 +21,9 @@ class Least(NamedTuple):
     part: float
 
 
-# By kind of device. "cuda" is an estimate, to be measured by benchmarks/bench_shared_prefix.py: a kernel more in each
-# layer, and in a batch of fewer tokens all kernels launched one by one, since no CUDA graph has them (about 1 ms, in
-# which an H100 computes 500 tokens of a model of 0.6e9 weights).
+# By kind of device. "cuda" is an estimate, to be measured by benchmarks/bench_shared_prefix.py. It counts a kernel more
+# in each layer, and in a batch of fewer tokens launches without a CUDA graph (about 1 ms; an H100 computes 500 tokens
+# of a model of 0.6e9 weights meanwhile).
 LEAST = {"cpu": Least(0, 0.2), "cuda": Least(1024, 0.1)}
 
 

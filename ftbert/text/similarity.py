@@ -13,7 +13,8 @@ from ftbert.text.tokens import listed
 
 
 def similarity(one: Any, other: Any, name: str) -> Tensor:
-    """Every vector of `one` [n, width] with every one of `other` [m, width] -> [n, m]; a single [width] counts as one.
+    """Every vector of `one` [n, width] with every vector of `other` [m, width] -> [n, m]; a single [width] counts as
+    [1, width].
 
     Arrays, tensors, sparse ones too, lists or columns of them. name: "cosine", "dot", or "euclidean" and "manhattan",
     distances times -1.

@@ -268,8 +268,8 @@ class TextModel(SentenceNames):
         each text, of a single str its own.
 
         aggregation_strategy: "none" gives a dict for each token: entity, score, index, word, start, end (in characters
-        of the text). "simple" gives one for each run of neighbours with one label: entity_group, score, word, start,
-        end; "first", "average" and "max" give all tokens of a word one label before.
+        of the text). "simple" gives a dict for each run of neighbours with the same label: entity_group, score, word,
+        start, end. "first", "average" and "max" first give all tokens of a word the same label.
         ignore_labels: labels that are left out.
         max_length, batch_size, max_tokens, show_progress_bar: as in `encode`. Texts that are too long are truncated.
 

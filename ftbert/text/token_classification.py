@@ -38,9 +38,9 @@ class TokenLabels:
         """encoding: of `text`, with special tokens. logits: float32 [tokens, labels]. strategy: one of `STRATEGIES`.
 
         With "none" a dict for each token: entity, score, index (of the token), word, start, end (in characters of
-        `text`). Else one for each run of neighbours with one label: entity_group (without B- and I-), score, word,
-        start, end; "first", "average" and "max" give all tokens of a word one label before. `ignored`: labels, or
-        groups, that are left out.
+        `text`). Else a dict for each run of neighbours with the same label: entity_group (without B- and I-), score,
+        word, start, end. "first", "average" and "max" first give all tokens of a word the same label. `ignored`:
+        labels, or groups, that are left out.
         """
         powers = np.exp(logits - logits.max(axis=1, keepdims=True))
         scores = powers / powers.sum(axis=1, keepdims=True)
