@@ -11,10 +11,24 @@
 #include "core/dispatch.h"
 #include "gemm/gemm.h"
 #include "kernels/kernels.h"
+#include "layers/kv_cache.h"
 #include "layers/rotary_tables.h"
 
 namespace ftbert {
 namespace {
+
+// The places of a batch's tokens in the slots of its cache.
+template <class Device>
+void find_places(Context<Device>& context, const CachePlaces& places, Batch& batch) {
+  Sequences& s = batch.sequences;
+  cache_places(context, batch.slots, s.cu_q, s.count, batch.tokens(), places);
+  batch.positions = places.positions;
+  batch.cache_rows = places.rows;
+  s.cu_k = places.begin_k;
+  s.end_k = places.end_k;
+  s.first_k = 0;
+  s.rows_k = batch.cache->rows();
+}
 
 // A matrix product over all rows of x, into out also where the product's library keeps the result elsewhere.
 template <class Device, class T>
@@ -29,6 +43,8 @@ void linear_into(Context<Device>& context, const Linear<T>& linear, const T* x, 
 
 template <class Device, class T>
 struct Encoder<Device, T>::Buffers {
+  CachePlaces places{};   // of a batch in slots of a cache
+  T* read = nullptr;      // [output_rows, hidden], where a head reads them
   T* x = nullptr;         // [tokens, hidden], where not all rows are read
   T* chosen = nullptr;    // [output_rows, width], attention's result in those that are
   T* embedded = nullptr;  // [tokens, embedding], where it is projected to hidden
@@ -53,8 +69,10 @@ Encoder<Device, T>::Encoder(const Context<Device>& context, EncoderConfig config
 }
 
 template <class Device, class T>
-size_t Encoder<Device, T>::weight_scratch_bytes(const Context<Device>& context, int64_t rows) const {
-  size_t most = 0;
+size_t Encoder<Device, T>::weight_scratch_bytes(const Context<Device>& context, const Batch& batch,
+                                                const Linear<T>* head) const {
+  const int64_t rows = std::max(batch.tokens(), batch.output_rows());
+  size_t most = head ? ftbert::weight_scratch_bytes(context, *head, batch.output_rows()) : 0;
   for (const Layer<T>& layer : weights_.layers)
     for (const Linear<T>* linear : {&layer.qkv, &layer.out, &layer.up, &layer.down})
       most = std::max(most, ftbert::weight_scratch_bytes(context, *linear, rows));
@@ -70,7 +88,8 @@ std::string Encoder<Device, T>::deferred_state(const Context<Device>& context) c
 }
 
 template <class Device, class T>
-auto Encoder<Device, T>::carve(Workspace& ws, const Batch& batch, const Schedule& schedule) const -> Buffers {
+auto Encoder<Device, T>::carve(Workspace& ws, const Batch& batch, const Schedule& schedule, bool has_head) const
+    -> Buffers {
   const EncoderConfig& c = config_;
   const int64_t tokens = batch.tokens();
   // Chosen rows go through the last layer all together, and may be more than tokens.
@@ -79,6 +98,12 @@ auto Encoder<Device, T>::carve(Workspace& ws, const Batch& batch, const Schedule
   int64_t width = c.hidden;
   for (const LayerConfig& layer : c.layers) width = std::max(width, layer.attention.heads.width());
   Buffers b;
+  if (batch.slots.index)
+    b.places = {.rows = ws.take<int32_t>(tokens),
+                .positions = ws.take<int32_t>(tokens),
+                .begin_k = ws.take<int32_t>(batch.sequences.count),
+                .end_k = ws.take<int32_t>(batch.sequences.count)};
+  if (has_head) b.read = ws.take<T>(rows_with_slack<Device>(batch.output_rows()) * c.hidden);
   if (choose) b.x = ws.take<T>(rows_with_slack<Device>(tokens) * c.hidden);
   if (choose) b.chosen = ws.take<T>(rows_with_slack<Device>(chosen) * width);
   if (c.embedding_projection) b.embedded = ws.take<T>(rows_with_slack<Device>(tokens) * c.embedding);
@@ -106,13 +131,13 @@ auto Encoder<Device, T>::carve(Workspace& ws, const Batch& batch, const Schedule
 }
 
 template <class Device, class T>
-auto Encoder<Device, T>::plan(const Context<Device>& context, const Batch& batch) const -> Plan {
+auto Encoder<Device, T>::plan(const Context<Device>& context, const Batch& batch, const Linear<T>* head) const -> Plan {
   // Behind a shared prefix a sequence's layer follows the prefix's, and ranks add up the same rows in the same order.
   const bool may_work_alone =
       attention_.path == AttentionPath::fused && batch.shared_prefix == 0 && config_.shard.whole();
   Plan plan{make_schedule(context, batch.sequences, may_work_alone)};
   Workspace measure;
-  carve(measure, batch, plan.schedule);
+  carve(measure, batch, plan.schedule, head);
   plan.bytes = measure.bytes();
   return plan;
 }
@@ -149,9 +174,12 @@ void Encoder<Device, T>::go_on(Context<Device>& context, const Batch& batch, con
 }
 
 template <class Device, class T>
-void Encoder<Device, T>::forward(Context<Device>& context, const Batch& batch, const Plan& plan, Workspace workspace,
-                                 T* out, const HiddenStateHook<T>& hook) const {
+void Encoder<Device, T>::forward(Context<Device>& context, const Batch& given, const Plan& plan, Workspace workspace,
+                                 T* out, const HiddenStateHook<T>& hook, const Linear<T>* head) const {
+  Batch batch = given;
   const bool choose = batch.rows.kind != RowKind::all;
+  Buffers b = carve(workspace, batch, plan.schedule, head);
+  if (batch.slots.index) find_places(context, b.places, batch);
   const Sequences& sequences = batch.sequences;
   FTBERT_CHECK(
       batch.cache ? batch.cache_rows && attention_.path == AttentionPath::fused : sequences.cu_q == sequences.cu_k,
@@ -159,13 +187,13 @@ void Encoder<Device, T>::forward(Context<Device>& context, const Batch& batch, c
   FTBERT_CHECK(config_.shard.whole() || (context.communicator && context.communicator->shard() == config_.shard),
                "these weights are rank ", config_.shard.rank, "'s of ", config_.shard.size,
                ", which compute together alone: load them with parallel=\"tensor\"");
+  T* const read = head ? b.read : out;
   if (batch.tokens() > 0 && batch.output_rows() > 0) {
     FTBERT_CHECK(batch.positions, "a batch lacks its positions (layers/positions.h)");
     FTBERT_CHECK(config_.stage.first() || batch.hidden, "these weights are stage ", config_.stage.index, " of ",
                  config_.stage.count,
                  ", which goes on from what the one before has left: load them with parallel=\"pipeline\"");
-    Buffers b = carve(workspace, batch, plan.schedule);
-    T* const x = choose ? b.x : out;
+    T* const x = choose ? b.x : read;
     if (b.layers.zeros) clear_on_device(context, b.layers.zeros, b.layers.zero_bytes);
     if (config_.stage.first())
       embed(context, batch, b, x);
@@ -185,10 +213,13 @@ void Encoder<Device, T>::forward(Context<Device>& context, const Batch& batch, c
         deferred = deferred_.maker->start(context, batch.tokens(), layers, b.layers, x);
       layers_.run(context, batch, plan.schedule.together, layers, b.layers, x, hook, deferred.get());
     }
-    if (choose) layers_.run_chosen_rows(context, batch, plan.schedule.together, b.layers, x, b.chosen, out);
+    if (choose) layers_.run_chosen_rows(context, batch, plan.schedule.together, b.layers, x, b.chosen, read);
   }
   if (choose && batch.rows.kind != RowKind::any)
-    zero_empty_rows<Device, T>(context, sequences.cu_q, sequences.count, config_.hidden, out);
+    zero_empty_rows<Device, T>(context, sequences.cu_q, sequences.count, config_.hidden, read);
+  if (head) linear_into(context, *head, read, batch.output_rows(), Activation::none, out);
+  // Last: after an error the slots hold what they held.
+  if (batch.slots.index) cache_grow(context, batch.slots, sequences.count, b.places);
 }
 
 template <class Device, class T>

@@ -1,4 +1,5 @@
-// The encoder's forward pass for every device and dtype: embed, the layers, the output rows.
+// The forward pass of encoders and decoders for every device and dtype: embed, the layers, the output rows or their
+// logits. A decoder's tokens follow those in the slots of a cache.
 #pragma once
 #include <string>
 
@@ -30,27 +31,31 @@ class Encoder {
     Schedule schedule;
     size_t bytes = 0;  // of workspace
   };
-  Plan plan(const Context<Device>& context, const Batch& batch) const;
+  Plan plan(const Context<Device>& context, const Batch& batch, const Linear<T>* head = nullptr) const;
 
   // out [rows_with_slack(output_rows), hidden]: those rows of the last hidden state (zeros for an empty sequence).
   // `hook`, where given, is called with every hidden state of all tokens on the way; then all rows are read.
+  // head [vocab, hidden]: out [rows_with_slack(output_rows), vocab] becomes the logits of these rows.
+  // A batch in slots of a cache: its tokens follow those in the slots, which then hold them too. What is launched
+  // depends on the batch's sizes alone: ids, slots and lengths are read on the device.
   void forward(Context<Device>& context, const Batch& batch, const Plan& plan, Workspace workspace, T* out,
-               const HiddenStateHook<T>& hook = nullptr) const;
+               const HiddenStateHook<T>& hook = nullptr, const Linear<T>* head = nullptr) const;
 
   // first [rows_with_slack(batch), hidden], the hidden state of the first tokens -> tanh(pooler(first)), out of that
   // shape
   void pooler(Context<Device>& context, const T* first, const int32_t* cu_seqlens, int64_t batch, T* out) const;
 
   const EncoderConfig& config() const { return config_; }
-  // Of Context::weight_scratch that a call needs that has so many tokens, or whose chosen rows are more.
-  size_t weight_scratch_bytes(const Context<Device>& context, int64_t rows) const;
+  // Of Context::weight_scratch that a call needs.
+  size_t weight_scratch_bytes(const Context<Device>& context, const Batch& batch,
+                              const Linear<T>* head = nullptr) const;
   const AttentionChoice& attention() const { return attention_; }
   // Of how many tokens norms are deferred, or why they are not.
   std::string deferred_state(const Context<Device>& context) const;
 
  private:
   struct Buffers;
-  Buffers carve(Workspace& workspace, const Batch& batch, const Schedule& schedule) const;
+  Buffers carve(Workspace& workspace, const Batch& batch, const Schedule& schedule, bool has_head) const;
   void embed(Context<Device>&, const Batch&, const Buffers& b, T* x) const;
   void go_on(Context<Device>&, const Batch&, const Buffers& b, T* x) const;
 

@@ -61,8 +61,8 @@ PYTHON = (
     "torch_release",
     "version",
 )
-# The folders of csrc/, and encoder.h and .cpp, decoder.h and .cpp, from top to bottom.
-CORE = ("binding", "decoder", "encoder", "layers", "model", "gemm", "kernels", "device", "core")
+# The folders of csrc/, and encoder.h and .cpp, from top to bottom.
+CORE = ("binding", "encoder", "layers", "model", "gemm", "kernels", "device", "core")
 # All that converters/ may import of ftbert/: other people's checkpoints become this format, and what reads texts shows
 # that a copy of a tokenizer's files reads them alike. Nothing else is known.
 CONVERTERS_MAY_IMPORT = {"converters", "checkpoint", "text"}

@@ -45,6 +45,10 @@ std::string line_of(const char* name, int64_t number) {
 }  // namespace
 
 std::string lines_of(const Call& call, const std::vector<Want>& wants, bool contents) {
+  if (!call.caches.empty())
+    return line_of("next tokens", call.input_ids, contents) + line_of("cu_seqlens", call.cu_seqlens, contents) +
+           line_of("slots", call.slots, contents) + line_of("longest", call.max_seqlen) +
+           line_of("longest with its cache", call.max_held) + line_of("all rows", wants.front() == Want::logits);
   std::string want;
   for (const Want one : wants)
     for (const auto& [name, value] : kWants)
@@ -53,12 +57,6 @@ std::string lines_of(const Call& call, const std::vector<Want>& wants, bool cont
          line_of("token_type_ids", call.token_type_ids, contents) + line_of("cu_seqlens", call.cu_seqlens, contents) +
          line_of("max_seqlen", call.max_seqlen) + line_of("rows", call.rows, contents) +
          line_of("shared_prefix", call.shared_prefix) + "want: " + want + "\n";
-}
-
-std::string lines_of(const DecoderCall& call, bool contents) {
-  return line_of("next tokens", call.input_ids, contents) + line_of("cu_seqlens", call.cu_seqlens, contents) +
-         line_of("slots", call.slots, contents) + line_of("longest", call.max_q) +
-         line_of("longest with its cache", call.max_k) + line_of("all rows", call.all_rows);
 }
 
 uint64_t digest_of(const void* data, size_t bytes) {

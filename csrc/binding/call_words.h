@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "binding/call.h"
-#include "binding/decoder_engine.h"
 
 namespace ftbert::binding {
 
+// Those that a caller of an encoder may name.
 inline constexpr std::pair<std::string_view, Want> kWants[] = {{"tokens", Want::tokens},
                                                                {"packed_tokens", Want::packed_tokens},
                                                                {"packed_index", Want::packed_index},
@@ -24,7 +24,6 @@ inline constexpr std::pair<std::string_view, Want> kWants[] = {{"tokens", Want::
 // A line for each argument: "input_ids: Long [2, 9] on cpu, contents 1f0c2b3a59d8e746". Contents are those of tensors
 // on the CPU; contents: of those on a GPU too, for which it waits, unless its stream is being recorded.
 std::string lines_of(const Call& call, const std::vector<Want>& wants, bool contents);
-std::string lines_of(const DecoderCall& call, bool contents);
 
 // Of so many bytes, wherever they came from: no protection against anyone.
 uint64_t digest_of(const void* data, size_t bytes);

@@ -1,10 +1,11 @@
 // torch.classes.ftbert.Decoder: an encoder's layers as a language model, with a cache of keys and values of its own.
 #pragma once
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <vector>
 
-#include "binding/decoder_engine.h"
+#include "binding/decoder_cache.h"
 #include "binding/encoder_class.h"
 
 namespace ftbert::binding {
@@ -15,8 +16,8 @@ class DecoderClass : public torch::CustomClassHolder {
   // fp16 [vocab, hidden / 32] the weight is int8, in q8_0. On the CPU, and in q8_0, the weight is packed, a copy also
   // where it is the word table. The cache has `slots` of `positions` tokens. Error where the encoder's attention reads
   // no cache.
-  DecoderClass(c10::intrusive_ptr<EncoderClass> encoder, const at::Tensor& weight, std::optional<at::Tensor> bias,
-               int64_t slots, int64_t positions, std::optional<at::Tensor> scale);
+  DecoderClass(EncoderPtr encoder, const at::Tensor& weight, std::optional<at::Tensor> bias, int64_t slots,
+               int64_t positions, std::optional<at::Tensor> scale);
 
   // The same with a cache of its own, empty; the head is shared.
   c10::intrusive_ptr<DecoderClass> with_cache(int64_t slots, int64_t positions);
@@ -28,46 +29,24 @@ class DecoderClass : public torch::CustomClassHolder {
   at::Tensor forward(const at::Tensor& input_ids, const at::Tensor& cu_seqlens, const at::Tensor& slots, bool all_rows);
 
   std::vector<int64_t> lengths() const;  // of tokens, by slot
-  int64_t positions() const { return memory_.cache.positions(); }
+  int64_t positions() const { return cache().positions(); }
   int64_t recorded() const;                     // CUDA graphs of steps so far
   void truncate(int64_t slot, int64_t length);  // forgets all but the first `length` tokens
   // Each of `to` becomes the first `length` tokens of `from`; after an error within the copy it is empty.
   void copy_prefix(int64_t from, const std::vector<int64_t>& to, int64_t length);
 
  private:
-  // Of what computes a part of the encoder: itself, its ranks or its stages.
-  struct Part {
-    c10::intrusive_ptr<EncoderClass> encoder;
-    DecoderHead head;
-  };
-  // Of several ranks the first's logits are read, and the heads of the others have few rows; of stages the last has it.
-  static std::vector<Part> parts_of(const c10::intrusive_ptr<EncoderClass>& encoder, const at::Tensor& weight,
-                                    const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& scale);
-  static DecoderHead check_head(const EncoderClass& encoder, const at::Tensor& weight, std::optional<at::Tensor> bias,
-                                const std::optional<at::Tensor>& scale);
-  DecoderClass(c10::intrusive_ptr<EncoderClass> encoder, DecoderHead head, int64_t slots, int64_t positions);
-  DecoderClass(const std::vector<Part>& parts, int64_t slots, int64_t positions);
-  // hidden: of a later stage, what the one before has left; else undefined.
-  at::Tensor forward_from(const at::Tensor& hidden, const at::Tensor& input_ids, const at::Tensor& cu_seqlens,
-                          const at::Tensor& slots, bool all_rows);
-  at::Tensor forward_here(const DecoderCall& call);
-  at::Tensor forward_on_all(const DecoderCall& call);
-  at::Tensor forward_on_ranks(const DecoderCall& call);
-  at::Tensor forward_on_stages(const DecoderCall& call);
-  void restore_length(int64_t slot, int64_t length);  // on every rank or stage
+  // heads: by device of the encoder.
+  DecoderClass(EncoderPtr encoder, const std::vector<DecoderHead>& heads, int64_t slots, int64_t positions);
+  const KvCache& cache() const { return caches_.front()->cache; }
   void check_slot(const char* name, int64_t slot) const;
   void check_length(int64_t slot, int64_t length) const;
-  void set_length(int64_t slot, int64_t length);
+  void set_length(int64_t slot, int64_t length);  // on every device
 
-  mutable std::mutex mutex_;  // calls change lengths, and are turns of the memory's order
-  c10::intrusive_ptr<EncoderClass> encoder_;
-  DecoderHead head_;
-  CacheMemory memory_;
-  std::vector<int64_t> lengths_;  // as those on the device
-  std::unique_ptr<DecoderEngine> engine_;
-  // Where the encoder has several ranks or stages this is the first's.
-  std::shared_ptr<RankRunner> runner_;
-  std::vector<c10::intrusive_ptr<DecoderClass>> others_;
+  mutable std::mutex mutex_;  // calls change lengths, and are uses in the caches' orders
+  const EncoderPtr encoder_;
+  std::vector<std::unique_ptr<DecoderCache>> caches_;  // on the encoder's device, or its ranks' or stages'
+  std::vector<int64_t> lengths_;                       // as on each device
 };
 
 }  // namespace ftbert::binding

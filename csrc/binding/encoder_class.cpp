@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <set>
 
+#include "binding/engine.h"
 #include "binding/q8_0.h"
-#include "binding/ranks.h"
 #include "binding/tensors.h"
 #include "binding/torch_products.h"
 #include "layers/check_layers_exist.h"
@@ -156,29 +156,31 @@ EncoderClass::EncoderClass(TensorDict weights, std::string config, std::string a
       if (it != packed_.end()) return {.data = data<void>(it->second), .dtype = dtype};
       return {.data = data_of(weights_, name), .dtype = dtype};
     });
-    engine_ = make_engine<Device, T>(config_, bound, device_, path);
+    engine_ = std::make_unique<Engine>(make_forward<Device, T>(config_, bound, device_, path));
   });
 }
 
-EncoderClass::EncoderClass(std::vector<c10::intrusive_ptr<EncoderClass>> shards)
-    : shards_(std::move(shards)), engine_(make_engine_of_ranks(shards_)) {
-  const EncoderClass& first = *shards_.front();
+EncoderClass::EncoderClass(std::vector<EncoderPtr> shards) : engine_(std::make_unique<Engine>(std::move(shards))) {
+  const EncoderClass& first = *engine_->members().front();
   weights_ = first.weights_, matrix_dtypes_ = first.matrix_dtypes_;
   description_ = first.description_, attention_ = first.attention_, config_ = first.config_;
   device_ = first.device_, dtype_ = first.dtype_;
 }
 
 EncoderClass::EncoderClass(const Stages& stages)
-    : weights_(stages.shared),
-      description_(stages.config),
-      config_(EncoderConfig::parse(description_)),
-      stages_(stages.here) {
+    : weights_(stages.shared), description_(stages.config), config_(EncoderConfig::parse(description_)) {
   FTBERT_CHECK(!stages.here.empty(), "expected at least one stage");
   const EncoderClass& first = *stages.here.front();
   attention_ = first.attention_, device_ = first.device_, dtype_ = first.dtype_;
   for (const auto& stage : stages.here)
     matrix_dtypes_.insert(stage->matrix_dtypes_.begin(), stage->matrix_dtypes_.end());
-  engine_ = stages.processes ? make_engine_of_process_stages(stages, config_) : make_engine_of_stages(stages);
+  engine_ = std::make_unique<Engine>(stages, config_);
+}
+
+EncoderClass::~EncoderClass() = default;
+
+bool EncoderClass::whole() const {
+  return engine_->members().empty() && config_.shard.whole() && config_.stage.whole();
 }
 
 TensorDict EncoderClass::weights() const {

@@ -1,351 +1,277 @@
-// One forward call between torch and the core: checks with words, memory from torch's allocator, the current stream.
+#include "binding/engine.h"
+
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
-#include <set>
 
 #include "binding/call_words.h"
-#include "binding/encoder_class.h"
-#include "binding/padding.h"
+#include "binding/micro_batches.h"
 #include "binding/process_group.h"
-#include "binding/ranks.h"
-#include "binding/replay.h"
-#include "binding/sum_time.h"
-#include "binding/tensors.h"
-#include "core/device.h"
-#include "gemm/cublaslt.h"
-#include "kernels/kernels.h"
-#include "layers/positions.h"
-#include "layers/shared_prefix.h"
+#include "binding/rank_runner.h"
 
 namespace ftbert::binding {
 namespace {
 
-template <class Device, class T>
-class EngineOf : public Engine {
- public:
-  EngineOf(const EncoderConfig& config, Weights<T> weights, at::Device device, std::optional<AttentionPath> attention)
-      : device_(device),
-        encoder_(CallContext<Device>(device).context, config, std::move(weights), attention,
-                 [&](int64_t floats) {
-                   kept_.push_back(at::empty({floats}, options(at::kFloat)));
-                   return data<float>(kept_.back());
-                 }),
-        replay_(encoder_, device) {
-    if (!kept_.empty() && device.is_cuda())  // calls may come on any stream
-      c10::impl::VirtualGuardImpl(device.type()).getStream(device).synchronize();
+bool layers_alike(const EncoderConfig& one, const EncoderConfig& other) {
+  if (one.depth() != other.depth() || one.hidden != other.hidden) return false;
+  for (int64_t i = 0; i < one.depth(); ++i)
+    if (layer_weight_specs(one, one.layers[i]) != layer_weight_specs(other, other.layers[i])) return false;
+  return true;
+}
+
+void check_kind(const char* members, const EncoderClass& one, const EncoderClass& first) {
+  FTBERT_CHECK(one.device().type() == first.device().type() && one.dtype() == first.dtype(), "expected ", members,
+               " on devices of one kind and in one dtype, got ", one.device().str(), " beside ", first.device().str());
+}
+
+std::vector<at::Device> devices_of_ranks(const std::vector<EncoderPtr>& shards) {
+  FTBERT_CHECK(shards.size() > 1, "expected the shards of at least two ranks, got ", shards.size());
+  std::vector<at::Device> devices;
+  for (size_t rank = 0; rank < shards.size(); ++rank) {
+    const EncoderClass& one = *shards[rank];
+    const Shard expected{static_cast<int64_t>(rank), static_cast<int64_t>(shards.size())};
+    FTBERT_CHECK(one.config().shard == expected, "expected rank ", rank, "'s shard of ", shards.size(), ", got rank ",
+                 one.config().shard.rank, "'s of ", one.config().shard.size);
+    check_kind("shards", one, *shards[0]);
+    FTBERT_CHECK(layers_alike(one.config(), shards[0]->config()), "shard ", rank,
+                 " is of another model than the first");
+    FTBERT_CHECK(one.device().is_cpu() || std::count(devices.begin(), devices.end(), one.device()) == 0,
+                 "two shards on ", one.device().str());
+    devices.push_back(one.device());
   }
+  return devices;
+}
 
-  std::vector<at::Tensor> forward(const Call& call, const std::vector<Want>& wants) const override {
-    const c10::DeviceGuard guard(device_);
-    CallContext<Device> on(device_);
-    on.context.communicator = communicator_.get();
-    const std::unique_lock<std::mutex> alone = communicator_ ? communicator_->alone() : std::unique_lock<std::mutex>();
-    return alike(
-        processes_.get(), [&] { return lines_of(call, wants, processes_->contents()); },
-        [&] { return run_call(on, call, wants); });
+std::unique_ptr<const ProcessGroup> group_of_stages(const Stages& stages) {
+  const auto& here = stages.here;
+  const Stage& first = here.front()->config().stage;
+  if (stages.processes) {
+    FTBERT_CHECK(here.size() == 1 && static_cast<int64_t>(stages.first_layers.size()) == first.count,
+                 "expected one stage of ", first.count, ", and the first layers of all");
+    return std::make_unique<const ProcessGroup>(*stages.processes, first.index, first.count);
   }
-
-  void use_cuda_graphs(bool on) const override { replay_.enable(on); }
-  bool uses_cuda_graphs() const override { return replay_.enabled(); }
-
-  AttentionPath attention_path() const override { return encoder_.attention().path; }
-  void join(AnyCommunicator communicator) override {
-    communicator_ = communicator.of<Device>();
-    processes_ = communicator.processes;
+  FTBERT_CHECK(here.size() > 1, "expected at least two stages, got ", here.size());
+  for (size_t i = 0; i < here.size(); ++i) {
+    const Stage& stage = here[i]->config().stage;
+    FTBERT_CHECK(stage.index == static_cast<int64_t>(i) && stage.count == static_cast<int64_t>(here.size()),
+                 "expected stage ", i, " of ", here.size(), ", got stage ", stage.index, " of ", stage.count);
+    check_kind("stages", *here[i], *here[0]);
   }
-  AnyCommunicator communicator() const override {
-    if constexpr (std::is_same_v<Device, Cpu>)
-      return {communicator_, nullptr, processes_};
-    else
-      return {nullptr, communicator_, processes_};
-  }
-  double seconds_of_sum(int64_t rows) const override {
-    return communicator_ ? binding::seconds_of_sum<Device, T>(device_, *communicator_, rows, encoder_.config().hidden)
-                         : 0;
-  }
-  const Encoder<Device, T>& encoder() const { return encoder_; }
+  return nullptr;
+}
 
-  std::map<std::string, std::string> info() const override {
-    const CallContext<Device> on(device_);
-    std::map<std::string, std::string> all = {{"attention", is_fused() ? "fused" : "general"},
-                                              {"attention_reason", encoder_.attention().reason},
-                                              {"activation", activations()},
-                                              {"gemm", products_name(on.context)},
-                                              {"deferred_layernorm", encoder_.deferred_state(on.context)},
-                                              {"cuda_graphs", replay_.state()}};
-    if (rounds_products(on.context)) all["products"] = "tf32";
-    if (const Shard& shard = encoder_.config().shard; !shard.whole())
-      all["parallel"] =
-          "tensor, rank " + std::to_string(shard.rank) + " of " + std::to_string(shard.size) + " processes";
-    return all;
-  }
+// A call's caches are those of all members.
+void choose_cache(Call& call, size_t member) {
+  if (!call.caches.empty()) call.caches = call.caches.subspan(member, 1);
+}
 
- private:
-  // The op's schema promises memory of its own for each result: two wants may be the same rows, and the offsets the
-  // caller's.
-  static at::Tensor not_shared(at::Tensor result, const Call& call, const std::vector<at::Tensor>& before) {
-    bool shared = call.cu_seqlens && result.is_alias_of(*call.cu_seqlens);
-    for (const at::Tensor& other : before) shared = shared || result.is_alias_of(other);
-    return shared ? result.clone() : result;
-  }
+// For people: "layers 0 to 5 on cuda:0".
+std::string layers_of(const EncoderClass& stage) {
+  const int64_t first = stage.config().stage.first_layer, last = first + stage.config().depth() - 1;
+  return (first == last ? "layer " : "layers " + std::to_string(first) + " to ") + std::to_string(last) + " on " +
+         stage.device().str();
+}
 
-  // What a forward pass has left, for the tensors that the caller wants.
-  struct Result {
-    CheckedInput input;
-    OutputRows named = {};      // by the caller
-    const T* hidden = nullptr;  // [input.batch.output_rows, hidden]
-    at::Tensor memory;          // where these lie; undefined: in memory that is lent
-    at::Tensor states;          // [layers+1, ...]
-
-    OutputRows rows_of(RowKind kind) const { return kind == RowKind::any ? named : OutputRows{kind}; }
-  };
-
-  std::vector<at::Tensor> run_call(CallContext<Device>& on, const Call& call, const std::vector<Want>& wants) const {
-    const EncoderConfig& c = encoder_.config();
-    FTBERT_CHECK(!call.rows || asks_for(wants, Want::rows), "rows: nothing of `want` reads them");
-    Result r{call.cu_seqlens ? check_packed<Device>(on.context, device_, c, call.input_ids, *call.cu_seqlens,
-                                                    call.max_seqlen, call.token_type_ids)
-                             : unpad<Device>(on.context, device_, c, call.input_ids, call.attention_mask,
-                                             call.token_type_ids, call.hidden ? Wait::first : wait(wants))};
-    FTBERT_CHECK(r.input.padded() || !asks_for(wants, Want::packed_index),
-                 "want: packed_index is of padded ids; these are packed");
-    std::optional<SharedPrefix<Device>> prefix;
-    if (call.shared_prefix != 0) {
-      share_prefix(r.input, call.shared_prefix, call.max_seqlen);
-      prefix.emplace(c, attention_path(), kDType<T>, r.input.batch);
-    }
-    if (asks_for(wants, Want::rows)) choose_rows(r.input, call.rows);
-    // Here nothing can be wrong with the call any more: a stage in another process sees that, too, and has sent.
-    if (call.hidden) go_on_from(r.input, call.hidden(r.input.batch.tokens()), c.hidden, kDType<T>);
-    r.named = r.input.batch.rows;
-    r.input.batch.rows = r.rows_of(rows_read(wants));
-
-    using Lease = typename Replay<Device, T>::Lease;
-    const bool states = asks_for(wants, Want::hidden_states);
-    // Its memory, until this returns. A recording has no scratch for weights, and serves no shared prefix.
-    const bool direct = states || call.shared_prefix > 0 || weight_scratch(on.context, r.input.batch) > 0 ||
-                        (communicator_ && !communicator_->records());
-    const Lease replayed = direct ? Lease() : replay_.run(on.context, r.input.batch);
-    if (replayed) {
-      r.hidden = replayed.hidden();
-    } else {
-      HiddenStateHook<T> hook;
-      if (states) hook = keep_states(on.context, r);
-      r.memory = run(on, r.input, prefix, hook);
-      r.hidden = data<T>(r.memory);
-    }
-    std::vector<at::Tensor> made;
-    for (const Want want : wants) made.push_back(not_shared(make(on, r, want), call, made));
-    r.input.settle(c);
-    return made;
-  }
-
-  // The rows of the last hidden state that a want reads; nullopt: none.
-  static std::optional<RowKind> rows_read(Want want) {
-    switch (want) {
-      case Want::first:
-      case Want::pooled: return RowKind::first;
-      case Want::last: return RowKind::last;
-      case Want::rows: return RowKind::any;
-      case Want::cu_seqlens:
-      case Want::packed_index: return std::nullopt;
-      default: return RowKind::all;
-    }
-  }
-  // Those that the last layer computes for all of them: all where two wants read different ones.
-  static RowKind rows_read(const std::vector<Want>& wants) {
-    std::optional<RowKind> read;
-    for (const Want want : wants)
-      if (const std::optional<RowKind> rows = rows_read(want))
-        read = read.value_or(*rows) == *rows ? *rows : RowKind::all;
-    return read.value_or(wants.empty() ? RowKind::all : RowKind::first);
-  }
-  static bool asks_for(const std::vector<Want>& wants, Want want) {
-    return std::find(wants.begin(), wants.end(), want) != wants.end();
-  }
-  static bool rounds_products(const Context<Cpu>&) { return false; }
-  static bool rounds_products(const Context<Cuda>& context) { return kDType<T> == DType::fp32 && context.tf32; }
-  static std::string products_name(const Context<Cpu>&) { return torch_products_name(); }
-  static std::string products_name(const Context<Cuda>&) { return gemm_library_version(); }
-
-  // The general attention path's work grows with the longest sequence that there may be; packed results have the size
-  // that is counted.
-  Wait wait(const std::vector<Want>& wants) const {
-    const bool counted = asks_for(wants, Want::packed_tokens) || asks_for(wants, Want::hidden_states);
-    return is_fused() && !counted ? Wait::last : Wait::first;
-  }
-
-  size_t weight_scratch(const Context<Device>& context, const Batch& batch) const {
-    return encoder_.weight_scratch_bytes(context, std::max(batch.tokens(), batch.output_rows()));
-  }
-
-  bool is_fused() const { return attention_path() == AttentionPath::fused; }
-
-  // Of all layers, each once: "gelu_erf".
-  std::string activations() const {
-    std::string all;
-    std::set<Activation> seen;
-    for (const LayerConfig& layer : encoder_.config().layers)
-      if (seen.insert(layer.ffn.activation).second)
-        all += (all.empty() ? "" : ", ") + std::string(to_string(layer.ffn.activation));
-    return all.empty() ? std::string(to_string(Activation::none)) : all;
-  }
-
-  at::TensorOptions options(at::ScalarType type) const { return at::TensorOptions().device(device_).dtype(type); }
-  at::Tensor empty(at::IntArrayRef shape) const { return at::empty(shape, options(scalar_type_of(kDType<T>))); }
-
-  // [rows_with_slack(output_rows), hidden]
-  at::Tensor run(CallContext<Device>& call, const CheckedInput& input, std::optional<SharedPrefix<Device>>& prefix,
-                 const HiddenStateHook<T>& hook) const {
-    const EncoderConfig& c = encoder_.config();
-    Context<Device>& context = call.for_products(weight_scratch(call.context, input.batch));
-    Batch batch = input.batch;
-    const at::Tensor hidden = empty({rows_with_slack<Device>(batch.output_rows()), c.hidden});
-    const auto plan = encoder_.plan(context, batch);
-    const auto take = [&](Workspace& from) -> Positions {
-      if (!prefix) return Positions::take(from, c, batch.tokens(), input.padded());
-      prefix->take(from, batch);
-      return {};
-    };
-    Workspace measure;
-    take(measure);
-    const size_t bytes = measure.bytes() + plan.bytes;
-    const at::Tensor memory = at::empty({static_cast<int64_t>(bytes)}, options(at::kByte));
-    Workspace workspace(memory.data_ptr(), bytes);
-    const Positions positions = take(workspace);
-    if (prefix) {
-      prefix->find_places(context, batch);
-    } else {
-      find_positions(context, c, batch, batch.tokens(), positions);
-      batch.positions = positions.ids;
-      batch.columns = positions.columns;
-    }
-    const Workspace rest(workspace.take<char>(static_cast<int64_t>(plan.bytes)), plan.bytes);
-    if (communicator_) {
-      communicator_->reserve(sum_bytes<Device, T>(c, batch));
-      communicator_->agree(true);
-    }
-    encoder_.forward(context, batch, plan, rest, data<T>(hidden), hook);
-    if (communicator_) communicator_->agree(true);
-    return hidden;
-  }
-
-  // Copies every hidden state on its way into r.states.
-  HiddenStateHook<T> keep_states(Context<Device>& context, Result& r) const {
-    const Batch& batch = r.input.batch;
-    const int64_t cols = encoder_.config().hidden, states = encoder_.config().depth() + 1;
-    r.states = r.input.padded() ? empty({states, batch.sequences.count, batch.seq, cols})
-                                : empty({states, batch.tokens(), cols});
-    if (batch.tokens() == 0) r.states.zero_();
-    return [this, &context, &r](int64_t i, const T* hidden) { as_ids_lie(context, r, hidden, data<T>(r.states[i])); };
-  }
-
-  // Packed rows -> rows as the caller's ids lie.
-  void as_ids_lie(Context<Device>& context, const Result& r, const T* packed, T* out) const {
-    const Batch& batch = r.input.batch;
-    const int64_t cols = encoder_.config().hidden;
-    if (r.input.padded())
-      restore_padding<Device, T>(context, packed, data<int32_t>(r.input.to_packed), batch.sequences.count * batch.seq,
-                                 cols, out);
-    else
-      copy_on_device(context, packed, out, batch.tokens() * cols * sizeof(T));
-  }
-
-  at::Tensor make(CallContext<Device>& call, Result& r, Want want) const {
-    const Batch& batch = r.input.batch;
-    const int64_t sequences = batch.sequences.count, cols = encoder_.config().hidden;
-    switch (want) {
-      case Want::tokens: {
-        if (!r.input.padded()) return kept(call.context, r, batch.tokens());
-        // Without padding they are there already, which is known when the count is.
-        if (r.memory.defined()) r.input.settle(encoder_.config());
-        if (r.memory.defined() && batch.tokens() == sequences * batch.seq)
-          return without_slack(r.memory, batch.tokens()).view({sequences, batch.seq, cols});
-        const at::Tensor out = empty({sequences, batch.seq, cols});
-        as_ids_lie(call.context, r, r.hidden, data<T>(out));
-        return out;
-      }
-      case Want::packed_tokens: return kept(call.context, r, batch.tokens());
-      case Want::packed_index: return r.input.to_packed;
-      case Want::cu_seqlens: return r.input.cu_seqlens;
-      case Want::first:
-      case Want::last:
-      case Want::rows: {
-        const OutputRows rows = r.rows_of(*rows_read(want));
-        if (batch.rows.kind == rows.kind) return kept(call.context, r, batch.output_rows());
-        return without_slack(gathered(call.context, r, rows), rows.of(batch.sequences));
-      }
-      case Want::pooled: return pooled(call, r);
-      case Want::hidden_states: return r.states;
-    }
-    throw Error("an unknown want");
-  }
-
-  // The first `count` rows in memory of their own.
-  at::Tensor kept(const Context<Device>& context, const Result& r, int64_t count) const {
-    if (r.memory.defined()) return without_slack(r.memory, count);
-    const at::Tensor copy = empty({count, encoder_.config().hidden});
-    copy_on_device(context, r.hidden, data<T>(copy), copy.nbytes());
-    return copy;
-  }
-
-  // A caller may keep many small results: what stands behind the last row is not kept with them.
-  static at::Tensor without_slack(const at::Tensor& rows, int64_t count) {
-    const at::Tensor view = rows.narrow(0, 0, count);
-    return 8 * (rows.size(0) - count) > count ? view.clone() : view;
-  }
-
-  // All tokens' rows -> some of them, [rows_with_slack(rows), hidden]
-  at::Tensor gathered(Context<Device>& context, const Result& r, const OutputRows& rows) const {
-    const Sequences& sequences = r.input.batch.sequences;
-    const int64_t cols = encoder_.config().hidden;
-    const at::Tensor out = empty({rows_with_slack<Device>(rows.of(sequences)), cols});
-    gather_rows<Device, T>(context, r.hidden, sequences, rows, cols, data<T>(out));
-    return out;
-  }
-
-  at::Tensor pooled(CallContext<Device>& call, const Result& r) const {
-    const Sequences& sequences = r.input.batch.sequences;
-    const EncoderConfig& c = encoder_.config();
-    if (!c.pooler) return empty({sequences.count, 0});
-    at::Tensor of_all;
-    const T* first = r.hidden;
-    if (r.input.batch.rows.kind != RowKind::first) {
-      of_all = gathered(call.context, r, {RowKind::first});
-      first = data<T>(of_all);
-    }
-    const at::Tensor out = empty({rows_with_slack<Device>(sequences.count), c.hidden});
-    encoder_.pooler(call.for_products(), first, sequences.cu_q, sequences.count, data<T>(out));
-    return without_slack(out, sequences.count);
-  }
-
-  at::Device device_;
-  std::vector<at::Tensor> kept_;  // what encoder_ has made of config and weights
-  Encoder<Device, T> encoder_;
-  std::shared_ptr<Communicator<Device>> communicator_;  // of a shard
-  std::shared_ptr<const ProcessGroup> processes_;       // where its ranks are processes
-  mutable Replay<Device, T> replay_;                    // locks itself
-};
+std::string joined(const std::vector<EncoderPtr>& members, std::string (*words)(const EncoderClass&)) {
+  std::string all;
+  for (const EncoderPtr& one : members) all += (all.empty() ? "" : ", ") + words(*one);
+  return all;
+}
 
 }  // namespace
 
-template <class Device, class T>
-std::unique_ptr<Engine> make_engine(const EncoderConfig& config, Weights<T> weights, at::Device device,
-                                    std::optional<AttentionPath> attention) {
-  return std::make_unique<EngineOf<Device, T>>(config, std::move(weights), device, attention);
+Engine::Engine(std::unique_ptr<Forward> here) : here_(std::move(here)) {}
+
+Engine::Engine(std::vector<EncoderPtr> ranks)
+    : members_(std::move(ranks)), runner_(std::make_shared<RankRunner>(devices_of_ranks(members_))) {
+  for (size_t rank = 0; rank < members_.size(); ++rank)
+    members_[rank]->engine().join(runner_->communicator(static_cast<int64_t>(rank)));
 }
 
-template <class Device, class T>
-const Encoder<Device, T>& encoder_of(const Engine& engine) {
-  return dynamic_cast<const EngineOf<Device, T>&>(engine).encoder();
+Engine::Engine(const Stages& stages, EncoderConfig whole)
+    : members_(stages.here),
+      whole_(std::move(whole)),
+      first_layers_(stages.first_layers),
+      group_(group_of_stages(stages)) {}
+
+Engine::~Engine() = default;
+
+std::vector<at::Tensor> Engine::forward(const Call& call, const std::vector<Want>& wants) const {
+  if (here_) return here_->run(call, wants);
+  if (runner_) return on_ranks(call, wants);
+  if (!group_) return through_stages(call, wants);
+  const std::lock_guard calls(calls_);
+  return alike(
+      group_.get(), [&] { return lines_of(call, wants, group_->contents()); },
+      [&] { return through_stages(call, wants); });
 }
 
-#define FTBERT_INSTANTIATE(D, T)                                                                   \
-  template const Encoder<D, T>& encoder_of<D, T>(const Engine&);                                   \
-  template std::unique_ptr<Engine> make_engine<D, T>(const EncoderConfig&, Weights<T>, at::Device, \
-                                                     std::optional<AttentionPath>);
-FTBERT_BACKENDS(FTBERT_INSTANTIATE)
+void Engine::use_cuda_graphs(bool on) const {
+  if (here_) return here_->use_cuda_graphs(on);
+  const auto switch_all = [&] {
+    for (const EncoderPtr& one : members_) one->engine().use_cuda_graphs(on);
+  };
+  if (runner_)
+    runner_->between_calls(switch_all);
+  else
+    switch_all();
+}
+
+std::map<std::string, std::string> Engine::info() const {
+  std::map<std::string, std::string> all = first().info();
+  if (runner_)
+    all["parallel"] = "tensor, a share of heads and of inter on each of " +
+                      joined(members_, [](const EncoderClass& one) { return one.device().str(); }) + "; sums " +
+                      runner_->way();
+  else if (group_)
+    all["parallel"] = "pipeline over " + std::to_string(place().count) + " processes, of " +
+                      std::to_string(whole_.depth()) + " layers here " + joined(members_, layers_of);
+  else if (!members_.empty())
+    all["parallel"] = "pipeline, " + joined(members_, layers_of);
+  return all;
+}
+
+void Engine::join(AnyCommunicator communicator) {
+  FTBERT_CHECK(here_, "these ", runner_ ? "ranks" : "stages", " are together already");
+  here_->join(std::move(communicator));
+}
+
+// ---- ranks --------------------------------------------------------------------------------------------------------
+
+std::vector<at::Tensor> Engine::on_ranks(const Call& call, const std::vector<Want>& wants) const {
+  std::vector<Call> calls{call};
+  std::vector<at::Tensor> made;
+  const auto work = [&](int64_t rank) {
+    std::vector<at::Tensor> results = members_[rank]->engine().forward(calls[rank], wants);
+    if (rank == 0) made = std::move(results);
+  };
+  runner_->run(work, [&] {
+    for (size_t rank = 1; rank < members_.size(); ++rank) {
+      const auto move = [&](at::Tensor& tensor) { tensor = runner_->at_rank(tensor, static_cast<int64_t>(rank)); };
+      Call there = call;
+      move(there.input_ids);
+      for (auto* given : {&there.attention_mask, &there.token_type_ids, &there.cu_seqlens, &there.rows})
+        if (*given) move(**given);
+      choose_cache(there, rank);
+      calls.push_back(std::move(there));
+    }
+  });
+  return made;
+}
+
+double Engine::seconds_of_sum(int64_t rows) const {
+  double seconds = 0;
+  if (!runner_) return seconds;
+  runner_->run([&](int64_t rank) {
+    const double taken = members_[rank]->engine().here_->seconds_of_sum(rows);
+    if (rank == 0) seconds = taken;
+  });
+  return seconds;
+}
+
+// ---- stages -------------------------------------------------------------------------------------------------------
+
+// Launches of a GPU return at once: stage s computes one micro-batch while the host launches the next on stage s - 1.
+// On the CPU the stages of a process follow each other.
+std::vector<at::Tensor> Engine::through_stages(const Call& call, const std::vector<Want>& wants) const {
+  const at::Device first = members_.front()->device();
+  const Call here = call_at(call, first, first);  // from now on its mask is on the CPU
+  const std::vector<Run> runs = micro_batches(here, place().count);
+  // All of it goes to all devices first: a copy between two GPUs waits for what both have begun.
+  std::vector<Call> calls;
+  std::vector<StageResults> results;
+  for (size_t i = 0; i < members_.size(); ++i) {
+    calls.push_back(call_at(here, first, members_[i]->device()));
+    choose_cache(calls.back(), i);
+    results.emplace_back(members_[i]->config().stage, wants);
+  }
+  std::vector<ProcessGroup::Sent> sent;
+  const auto wait = [&] {
+    for (const ProcessGroup::Sent& one : sent) one.wait();
+  };
+  try {
+    for (const Run& run : runs) {
+      at::Tensor stream;
+      for (size_t i = 0; i < members_.size(); ++i) {
+        Call part = part_of(calls[i], run);
+        const at::Device device = members_[i]->device();
+        if (!members_[i]->config().stage.first())
+          part.hidden = [&](int64_t tokens) {
+            return i > 0 ? stream.to(device, /*non_blocking=*/true) : receive(tokens);
+          };
+        stream = results[i].add(run, members_[i]->engine().forward(part, results[i].asked()));
+      }
+      if (stream.defined()) sent.push_back(group_->send(stream, place().index + 1));
+    }
+  } catch (...) {
+    wait();  // the next stage is to get what is on its way
+    throw;
+  }
+  wait();
+  std::vector<at::Tensor> made;
+  for (const Want want : wants) {
+    const auto before = static_cast<size_t>(std::find(wants.begin(), wants.end(), want) - wants.begin());
+    made.push_back(before < made.size() ? made[before].clone() : result(call, results, want));
+  }
+  return made;
+}
+
+// On the first device of this process. Only now: it would wait there for the last stage.
+at::Tensor Engine::result(const Call& call, const std::vector<StageResults>& results, Want want) const {
+  const StageResults& last = results.back();
+  if (want == Want::cu_seqlens || want == Want::packed_index) return results.front().joined(want);
+  if (want == Want::hidden_states) return hidden_states(results);
+  if (!group_) return last.joined(want).to(members_.front()->device(), /*non_blocking=*/true);
+  const at::Tensor made = place().last() ? last.joined(want).contiguous() : empty(shape_of(call, want, last.tokens()));
+  group_->broadcast(made, place().count - 1);
+  return made;
+}
+
+// Of all stages, each from the stage that has them.
+at::Tensor Engine::hidden_states(const std::vector<StageResults>& results) const {
+  std::vector<at::Tensor> own;
+  for (const StageResults& one : results)
+    own.push_back(one.joined(Want::hidden_states).to(members_.front()->device(), /*non_blocking=*/true));
+  if (!group_) return at::cat(own);
+  std::vector<int64_t> shape = own.front().sizes().vec();
+  shape[0] = whole_.depth() + 1;
+  const at::Tensor all = empty(shape);
+  for (int64_t i = 0; i < place().count; ++i) {
+    const int64_t begin = i == 0 ? 0 : first_layers_[i] + 1;
+    const int64_t end = (i + 1 < place().count ? first_layers_[i + 1] : whole_.depth()) + 1;
+    const at::Tensor states = all.narrow(0, begin, end - begin);
+    if (i == place().index) states.copy_(own.front());
+    group_->broadcast(states, i);
+  }
+  return all;
+}
+
+// From the process of the stage before.
+at::Tensor Engine::receive(int64_t tokens) const {
+  const at::Tensor hidden = empty({tokens, whole_.hidden});
+  group_->receive(hidden, place().index - 1);
+  return hidden;
+}
+
+// Of a result of the last stage. tokens: of the valid ones.
+std::vector<int64_t> Engine::shape_of(const Call& call, Want want, int64_t tokens) const {
+  const int64_t cols = whole_.hidden;
+  const int64_t batch = call.cu_seqlens ? call.cu_seqlens->size(0) - 1 : call.input_ids.size(0);
+  switch (want) {
+    case Want::tokens:
+      if (!call.cu_seqlens) return {batch, call.input_ids.size(1), cols};
+      return {tokens, cols};
+    case Want::packed_tokens: return {tokens, cols};
+    case Want::rows: return {call.rows->size(0), cols};
+    case Want::pooled: return {batch, whole_.pooler ? cols : 0};
+    default: return {batch, cols};
+  }
+}
+
+at::Tensor Engine::empty(at::IntArrayRef shape) const {
+  const EncoderClass& stage = *members_.front();
+  return at::empty(shape, at::TensorOptions().device(stage.device()).dtype(stage.dtype()));
+}
 
 }  // namespace ftbert::binding

@@ -56,7 +56,7 @@ bool of_every_stage(Want want) {
 
 std::vector<Run> micro_batches(const Call& call, int64_t stages) {
   const bool cut = call.input_ids.dim() == (call.cu_seqlens ? 1 : 2) && !call.rows && call.shared_prefix == 0 &&
-                   call.input_ids.numel() >= 2 * kLeastTokens;
+                   call.caches.empty() && call.input_ids.numel() >= 2 * kLeastTokens;
   const std::vector<int64_t> offsets = cut ? offsets_of(call) : std::vector<int64_t>();
   if (offsets.size() < 2) return {Run{}};
   const int64_t count = static_cast<int64_t>(offsets.size()) - 1, tokens = offsets.back();

@@ -14,8 +14,8 @@
 namespace ftbert::binding {
 
 // Where to cut, so that each run has about as many tokens; one empty run, for all of the call, where nothing is gained,
-// or where it names rows of all its tokens or has a shared prefix. For a mask or offsets on a GPU this waits, unless
-// the ids are too few to be cut. What is wrong with the call is left to the stages to say.
+// or where it names rows of all its tokens, has a shared prefix or is a decoder's. For a mask or offsets on a GPU this
+// waits, unless the ids are too few to be cut. What is wrong with the call is left to the stages to say.
 std::vector<Run> micro_batches(const Call& call, int64_t stages);
 
 // A call on the first stage's device as one on another's. The mask comes to the CPU: every stage then counts its ones

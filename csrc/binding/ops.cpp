@@ -5,10 +5,9 @@
 #include "binding/call_words.h"
 #include "binding/decoder_class.h"
 #include "binding/define_op.h"
-#include "binding/encoder_class.h"
+#include "binding/engine.h"
 #include "binding/process_group.h"
 #include "binding/q8_0.h"
-#include "binding/ranks.h"
 #include "binding/tensors.h"
 #include "binding/torch_products.h"
 #include "core/device.h"
@@ -20,7 +19,6 @@ namespace {
 
 using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
-using EncoderPtr = c10::intrusive_ptr<EncoderClass>;
 using DecoderPtr = c10::intrusive_ptr<DecoderClass>;
 
 Want parse_want(std::string_view word) {
@@ -39,7 +37,14 @@ std::vector<Tensor> forward_batch(const EncoderPtr& encoder, const Tensor& ids, 
   FTBERT_CHECK(!cu || !mask, "attention_mask: packed ids (with cu_seqlens) have none");
   std::vector<Want> wants;
   for (size_t i = 0; i < want.size(); ++i) wants.push_back(parse_want(want.get(i)));
-  return encoder->engine().forward({ids, mask, types, cu, max_seqlen, rows, shared_prefix}, wants);
+  return encoder->engine().forward({.input_ids = ids,
+                                    .attention_mask = mask,
+                                    .token_type_ids = types,
+                                    .cu_seqlens = cu,
+                                    .max_seqlen = max_seqlen,
+                                    .rows = rows,
+                                    .shared_prefix = shared_prefix},
+                                   wants);
 }
 
 // The op, called from C++: half of a small call from Python is what torch.ops makes of its arguments.
@@ -127,7 +132,8 @@ TORCH_LIBRARY(ftbert, m) {
            {torch::arg("weights"), torch::arg("config"), torch::arg("attention") = "auto"})
       .def("forward",
            [](const EncoderPtr& self, const Tensor& ids, const OptionalTensor& mask, const OptionalTensor& types) {
-             const auto made = self->engine().forward({ids, mask, types}, {Want::tokens, Want::pooled});
+             const auto made = self->engine().forward(
+                 {.input_ids = ids, .attention_mask = mask, .token_type_ids = types}, {Want::tokens, Want::pooled});
              return std::make_tuple(made[0], made[1]);
            },
            "",
@@ -136,7 +142,8 @@ TORCH_LIBRARY(ftbert, m) {
       .def("forward_packed",
            [](const EncoderPtr& self, const Tensor& ids, const Tensor& cu, int64_t max_seqlen,
               const OptionalTensor& types) {
-             return self->engine().forward({ids, std::nullopt, types, cu, max_seqlen}, {Want::tokens})[0];
+             const Call call{.input_ids = ids, .token_type_ids = types, .cu_seqlens = cu, .max_seqlen = max_seqlen};
+             return self->engine().forward(call, {Want::tokens})[0];
            },
            "",
            {torch::arg("input_ids"), torch::arg("cu_seqlens"), torch::arg("max_seqlen"),
@@ -171,10 +178,7 @@ TORCH_LIBRARY(ftbert, m) {
       .def("use_cuda_graphs", [](const EncoderPtr& self, bool on) { self->engine().use_cuda_graphs(on); })
       .def("info", [](const EncoderPtr& self) { return self->info(); })
       // Of several ranks in this process.
-      .def("seconds_of_sum",
-           [](const EncoderPtr& self, int64_t rows) {
-             return self->engine().runner() ? self->engine().seconds_of_sum(rows) : 0.0;
-           },
+      .def("seconds_of_sum", [](const EncoderPtr& self, int64_t rows) { return self->engine().seconds_of_sum(rows); },
            "", {torch::arg("rows")})
       .def("device", [](const EncoderPtr& self) { return self->device(); })
       .def("hidden", [](const EncoderPtr& self) { return self->config().hidden; })

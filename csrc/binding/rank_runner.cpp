@@ -26,7 +26,7 @@ bool is_consequence(const std::exception_ptr& failure) {
 }
 
 // Of all runners of the process.
-std::mutex& calls() {
+std::mutex& call_mutex() {
   static std::mutex one;
   return one;
 }
@@ -109,7 +109,7 @@ void RankRunner::run(const std::function<void(int64_t)>& work, const std::functi
   FTBERT_CHECK(getpid() == process_,
                "this process was forked from the one that loaded the model, in which the threads "
                "of its ranks stayed: load it here, or start processes by \"spawn\"");
-  const std::lock_guard lock(calls());
+  const std::lock_guard lock(call_mutex());
   if (const at::Device first = devices_.front(); first.is_cuda()) {
     streams_[0] = c10::impl::VirtualGuardImpl(first.type()).getStream(first);
     FTBERT_CHECK(!is_recording(streams_[0]->native_handle()),
@@ -134,7 +134,7 @@ void RankRunner::run(const std::function<void(int64_t)>& work, const std::functi
 }
 
 void RankRunner::between_calls(const std::function<void()>& work) {
-  const std::lock_guard lock(calls());
+  const std::lock_guard lock(call_mutex());
   work();
 }
 
@@ -163,7 +163,7 @@ void RankRunner::run_rank(int64_t rank) {
   try {
     const c10::DeviceGuard guard(devices_[rank]);
     if (rank > 0 && streams_[rank]) c10::impl::VirtualGuardImpl(devices_[rank].type()).exchangeStream(*streams_[rank]);
-    const StreamOrder::Turn turn(*orders_[rank]);
+    const StreamOrder::Use use(*orders_[rank]);
     if (before_[rank]) before_[rank]->set(streams_[rank]->native_handle());
     (*work_)(rank);
   } catch (...) {

@@ -1,6 +1,8 @@
 #include "binding/replay.h"
 
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
@@ -24,10 +26,14 @@ namespace {
 // From here on the GPU works longer on a layer's kernels than the host takes to launch them (base size, H200: 1.73 ms
 // without and 1.62 with a graph at 4096 tokens, no difference at 16384).
 constexpr int64_t kMostTokens = 8192;
-constexpr size_t kMostRecordings = 128;  // of a slot; the one not used for longest goes
-constexpr size_t kMostSlots = 4;         // calls under way at once, each with buffers of its own
+constexpr int64_t kMostSteps = 256;      // sequences of a decoder's step; beyond, kernels take longer than launches
+constexpr int64_t kLeastRange = 256;     // of lengths in a cache: up to this, and from power to power of two
+constexpr size_t kMostRecordings = 128;  // of a lane; the recording not used for longest goes
+constexpr size_t kMostLanes = 4;         // calls under way at once, each with buffers of its own
 
 int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
+
+int64_t power_of_two(int64_t least) { return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(least))); }
 
 }  // namespace
 
@@ -39,6 +45,16 @@ bool cuda_graphs_by_default() {
 std::optional<ReplaySize> ReplaySize::holding(const Context<Cuda>& context, const Batch& batch,
                                               AttentionPath attention) {
   const Sequences& s = batch.sequences;
+  if (batch.shared_prefix > 0) return std::nullopt;
+  if (batch.cache) {
+    if (s.max_q != 1 || s.count > kMostSteps) return std::nullopt;
+    return ReplaySize{.tokens = s.count,
+                      .sequences = s.count,
+                      .longest = std::min(batch.cache->positions(), power_of_two(std::max(kLeastRange, s.max_k))),
+                      .rows = RowKind::all,
+                      .named_rows = 0,
+                      .tf32 = context.tf32};
+  }
   const int64_t named = batch.rows.kind == RowKind::any ? cuda_gemm_rows(batch.rows.count) : 0;
   if (s.rows == 0 || batch.output_rows() == 0 || std::max(s.rows, named) > kMostTokens) return std::nullopt;
   // Empty sequences cost a block that looks and leaves. Between powers of two there are three more sizes.
@@ -47,9 +63,7 @@ std::optional<ReplaySize> ReplaySize::holding(const Context<Cuda>& context, cons
   const int64_t longest = std::max<int64_t>(16, s.max_k);
   return ReplaySize{.tokens = cuda_gemm_rows(s.rows),
                     .sequences = round_up(s.count, step),
-                    .longest = attention == AttentionPath::fused
-                                   ? static_cast<int64_t>(std::bit_ceil(uint64_t(longest)))
-                                   : round_up(longest, 32),
+                    .longest = attention == AttentionPath::fused ? power_of_two(longest) : round_up(longest, 32),
                     .rows = batch.rows.kind,
                     .named_rows = named,
                     .tf32 = context.tf32};
@@ -59,7 +73,7 @@ template <class Device, class T>
 struct Replay<Device, T>::Recording {
   using Plan = typename Encoder<Device, T>::Plan;
   ReplaySize size;
-  // What a call's batch is copied into, and `batch` points at.
+  // Buffers into which a call's batch is copied, and to which `batch` points.
   int64_t* ids = nullptr;
   int64_t* types = nullptr;
   int32_t* cu_seqlens = nullptr;
@@ -67,7 +81,7 @@ struct Replay<Device, T>::Recording {
   T* input = nullptr;  // [tokens, hidden] of a later stage
   Positions positions;
   Batch batch;
-  T* hidden = nullptr;
+  T* made = nullptr;  // [rows_with_slack(output_rows), hidden or vocab]
   void* gemm_workspace = nullptr;
   Plan plan;
   Workspace workspace;  // of the forward pass
@@ -75,35 +89,52 @@ struct Replay<Device, T>::Recording {
   bool ran = false, refused = false;
 
   // Takes memory for all of it. Over an empty workspace the pointers are null, and only its size counts.
-  void carve(const Encoder<Device, T>& encoder, const Context<Device>& context, Workspace& all) {
-    const EncoderConfig& c = encoder.config();
+  void carve(const Replay& of, const Context<Device>& context, const Linear<T>* head, Workspace& all) {
+    const EncoderConfig& c = of.encoder_.config();
     ids = all.take<int64_t>(size.tokens);
-    types = all.take<int64_t>(size.tokens);
-    positions = Positions::take(all, c, size.tokens, /*padded=*/true);
-    cu_seqlens = all.take<int32_t>(size.sequences + 1);
-    rows = all.take<int64_t>(size.named_rows);
     if (!c.stage.first()) input = all.take<T>(size.tokens * c.hidden);
+    if (of.cache_) {
+      const KvCache& cache = of.cache_->cache;
+      batch = {.sequences = Sequences::of_tokens(data<int32_t>(of.offsets_), size.sequences, 1, size.tokens),
+               .ids = ids,
+               .cache = &cache,
+               .slots = {data<int32_t>(of.slots_), data<int32_t>(of.cache_->lengths), cache.positions()},
+               .hidden = input};
+      batch.sequences.max_k = size.longest;
+    } else {
+      types = all.take<int64_t>(size.tokens);
+      positions = Positions::take(all, c, size.tokens, /*padded=*/true);
+      cu_seqlens = all.take<int32_t>(size.sequences + 1);
+      rows = all.take<int64_t>(size.named_rows);
+      batch = {.sequences = Sequences::of_tokens(cu_seqlens, size.sequences, size.longest, size.tokens),
+               .ids = ids,
+               .types = c.token_types > 0 ? types : nullptr,
+               .positions = positions.ids,
+               .columns = positions.columns,
+               .rows = {size.rows, rows, size.named_rows},
+               .hidden = input};
+    }
     gemm_workspace = all.take<char>(static_cast<int64_t>(context.gemm_workspace_bytes));
-    batch = {.sequences = Sequences::of_tokens(cu_seqlens, size.sequences, size.longest, size.tokens),
-             .ids = ids,
-             .types = c.token_types > 0 ? types : nullptr,
-             .positions = positions.ids,
-             .columns = positions.columns,
-             .rows = {size.rows, rows, size.named_rows},
-             .hidden = input};
-    hidden = all.take<T>(rows_with_slack<Device>(batch.output_rows()) * c.hidden);
-    plan = encoder.plan(context, batch);
+    made = all.take<T>(rows_with_slack<Device>(batch.output_rows()) * (head ? head->weight.n : c.hidden));
+    plan = of.encoder_.plan(context, batch, head);
     workspace = Workspace(all.take<char>(static_cast<int64_t>(plan.bytes)), plan.bytes);
   }
 };
 
-// Buffers of their own, so that calls of different streams and threads do not meet. Recordings share a slot's buffers:
+// Buffers of their own, so that calls of different streams and threads do not meet. Recordings share a lane's memory:
 // its calls follow each other.
 template <class Device, class T>
-struct Replay<Device, T>::Slot {
-  bool busy = false;  // a host thread holds it
-  void* stream = nullptr;
-  std::unique_ptr<StreamMark> last_use = make_stream_mark();
+struct Replay<Device, T>::Lane {
+  explicit Lane(at::Device device) : own(std::in_place, device), order(*own) {}
+  explicit Lane(StreamOrder& of_cache) : order(of_cache) {}
+  Lane(const Lane&) = delete;
+  Lane& operator=(const Lane&) = delete;
+  ~Lane() { order.forget(memory); }
+
+  std::optional<StreamOrder> own;
+  StreamOrder& order;
+  bool busy = false;       // a host thread holds it
+  void* stream = nullptr;  // of the use before
   at::Tensor memory;
   std::list<Recording> recordings;  // the one used last comes first
 };
@@ -113,23 +144,19 @@ Replay<Device, T>::Replay(const Encoder<Device, T>& encoder, at::Device device)
     : encoder_(encoder), device_(device), enabled_(cuda_graphs_by_default()) {}
 
 template <class Device, class T>
+Replay<Device, T>::Replay(const Encoder<Device, T>& encoder, DecoderCache& cache)
+    : encoder_(encoder), device_(cache.device), enabled_(true), cache_(&cache) {}
+
+template <class Device, class T>
 Replay<Device, T>::~Replay() = default;
 
 template <class Device, class T>
-Replay<Device, T>::Lease::~Lease() {
-  if (!owner_) return;
-  try {
-    slot_->last_use->set(stream_);
-  } catch (const Error&) {  // the GPU is lost; the next call says so
-  }
-  owner_->release(slot_);
-}
-
-template <class Device, class T>
-void Replay<Device, T>::release(Slot* slot) {
+void Replay<Device, T>::give_back(Lane& lane) {
+  if (cache_) return;
+  lane.order.end();
   const std::lock_guard lock(mutex_);
-  slot->busy = false;
-  if (!enabled_) slots_.remove_if([slot](const Slot& other) { return &other == slot; });
+  lane.busy = false;
+  if (!enabled_) lanes_.remove_if([&](const Lane& other) { return &other == &lane; });
 }
 
 template <class Device, class T>
@@ -142,7 +169,12 @@ template <class Device, class T>
 void Replay<Device, T>::enable(bool on) {
   const std::lock_guard lock(mutex_);
   enabled_ = on;
-  if (!on) std::erase_if(slots_, [](const Slot& slot) { return !slot.busy; });
+  if (!on) std::erase_if(lanes_, [](const Lane& lane) { return !lane.busy; });
+}
+
+template <class Device, class T>
+void Replay<Device, T>::clear() {
+  lanes_.clear();
 }
 
 template <class Device, class T>
@@ -153,62 +185,79 @@ std::string Replay<Device, T>::state() const {
          (refusal_.empty() ? "" : "; not always: " + refusal_);
 }
 
-// A slot that this stream used before, a new one, or any: then the stream waits for the other's work. nullptr: none.
 template <class Device, class T>
-auto Replay<Device, T>::acquire(void* stream) -> Slot* {
+int64_t Replay<Device, T>::recorded() const {
+  const std::lock_guard lock(mutex_);
+  return recorded_;
+}
+
+// A lane that this stream used before, a new one, or any: then the stream waits for the other's work. nullptr: none.
+// Steps have one lane.
+template <class Device, class T>
+auto Replay<Device, T>::acquire(void* stream) -> Lane* {
+  if (cache_) return lanes_.empty() ? &lanes_.emplace_back(cache_->order) : &lanes_.front();
   const std::lock_guard lock(mutex_);
   if (!enabled_) return nullptr;
-  Slot* found = nullptr;
-  for (Slot& slot : slots_)
-    if (!slot.busy && (!found || slot.stream == stream)) found = &slot;
-  if ((!found || found->stream != stream) && slots_.size() < kMostSlots) {
-    found = &slots_.emplace_back();
-    found->stream = stream;
-  }
+  Lane* found = nullptr;
+  for (Lane& lane : lanes_)
+    if (!lane.busy && (!found || lane.stream == stream)) found = &lane;
+  if ((!found || found->stream != stream) && lanes_.size() < kMostLanes) found = &lanes_.emplace_back(device_);
   if (!found) return nullptr;
-  found->last_use->wait(stream);  // also where it looks like the same stream: handles are used again
-  if (found->stream != stream) {
-    found->stream = stream;
-    if (found->memory.defined()) {
-      const c10::impl::VirtualGuardImpl torch(device_.type());
-      torch.recordDataPtrOnStream(found->memory.storage().data_ptr(), torch.getStream(device_));
-    }
-  }
+  found->order.begin();
+  found->stream = stream;
   found->busy = true;
   return found;
 }
 
 template <class Device, class T>
-auto Replay<Device, T>::find(Slot& slot, const ReplaySize& size, const Context<Device>& context) -> Recording& {
-  std::list<Recording>& all = slot.recordings;
+auto Replay<Device, T>::find(Lane& lane, const ReplaySize& size, const Context<Device>& context, const Linear<T>* head)
+    -> Recording& {
+  std::list<Recording>& all = lane.recordings;
   const auto known = std::find_if(all.begin(), all.end(), [&](const Recording& r) { return r.size == size; });
   if (known != all.end()) {
     all.splice(all.begin(), all, known);
     return all.front();
   }
+  if (cache_ && !slots_.defined()) {
+    const c10::InferenceMode normal(false);  // slots are written in place, in whatever mode the calls come
+    const at::TensorOptions there = at::TensorOptions().device(device_).dtype(at::kInt);
+    const int64_t most = std::min(kMostSteps, cache_->cache.slots());
+    offsets_ = at::arange(most + 1, there);
+    slots_ = at::empty({most}, there);
+    for (const at::Tensor& one : {offsets_, slots_}) lane.order.keep(one);
+  }
   Recording recording;
   recording.size = size;
   Workspace measure;
-  recording.carve(encoder_, context, measure);
-  const size_t have = slot.memory.defined() ? slot.memory.nbytes() : 0;
+  recording.carve(*this, context, head, measure);
+  const size_t have = lane.memory.defined() ? lane.memory.nbytes() : 0;
   if (measure.bytes() > have) {
     all.clear();  // they point into the old buffer
-    slot.memory = at::Tensor();
-    slot.memory = at::empty({static_cast<int64_t>(std::max(measure.bytes(), have + have / 2))},
+    lane.order.forget(lane.memory);
+    lane.memory = at::Tensor();
+    lane.memory = at::empty({static_cast<int64_t>(std::max(measure.bytes(), have + have / 2))},
                             at::TensorOptions().device(device_).dtype(at::kByte));
+    lane.order.keep(lane.memory);
   }
-  Workspace memory(slot.memory.data_ptr(), slot.memory.nbytes());
-  recording.carve(encoder_, context, memory);
+  Workspace memory(lane.memory.data_ptr(), lane.memory.nbytes());
+  recording.carve(*this, context, head, memory);
   if (all.size() >= kMostRecordings) all.pop_back();
   return all.emplace_front(std::move(recording));
 }
 
+// The call's batch, to where its recording reads it.
 template <class Device, class T>
-void Replay<Device, T>::stage(Context<Device>& context, const Batch& batch, Recording& recording) {
+void Replay<Device, T>::fill(Context<Device>& context, const Batch& batch, const at::Tensor& slots,
+                             const Recording& recording) {
   const Sequences& s = batch.sequences;
   const EncoderConfig& c = encoder_.config();
+  if (recording.input) copy_on_device(context, batch.hidden, recording.input, s.rows * c.hidden * sizeof(T));
+  if (cache_) {
+    copy_on_device(context, batch.ids, recording.ids, s.rows * sizeof(int64_t));
+    return fill_slots(slots);
+  }
   const Positions& positions = recording.positions;
-  // Columns are staged with the ids; positions that are not columns are counted in the ids.
+  // Columns are copied with the ids; positions that are not columns are counted in the ids.
   padding_stage<Device>(context, batch.ids, batch.types, batch.to_padded, s.cu_q, s.rows, s.count, batch.seq,
                         recording.size.tokens, recording.size.sequences, recording.ids, recording.types,
                         c.counts_tokens() ? positions.columns : positions.ids, recording.cu_seqlens);
@@ -216,54 +265,63 @@ void Replay<Device, T>::stage(Context<Device>& context, const Batch& batch, Reco
   // Behind them are those of calls before: rows that nobody reads.
   if (batch.rows.count > 0)
     copy_on_device(context, batch.rows.index, recording.rows, batch.rows.count * sizeof(int64_t));
-  if (recording.input) copy_on_device(context, batch.hidden, recording.input, s.rows * c.hidden * sizeof(T));
 }
 
 template <class Device, class T>
-auto Replay<Device, T>::run(const Context<Device>& context, const Batch& batch) -> Lease {
-  Lease lease;
-  const std::optional<ReplaySize> size = ReplaySize::holding(context, batch, encoder_.attention().path);
-  if (!size || is_recording(context.stream)) return lease;
-  Slot* const slot = acquire(context.stream);
-  if (!slot) return lease;
-  lease.owner_ = this;  // from here on the slot is given back, whatever happens
-  lease.slot_ = slot;
-  lease.stream_ = context.stream;
-  Recording* found = nullptr;
+void Replay<Device, T>::fill_slots(const at::Tensor& slots) {
+  const auto* const first = data<int32_t>(slots);
+  const auto* const end = first + slots.numel();
+  if (std::equal(first, end, slots_now_.begin(), slots_now_.end())) return;
+  const c10::InferenceMode normal(false);
+  slots_now_.clear();  // until they are on their way
+  slots_.narrow(0, 0, slots.numel()).copy_(slots.pin_memory(), /*non_blocking=*/true);
+  slots_now_.assign(first, end);
+}
+
+template <class Device, class T>
+void Replay<Device, T>::record(const Context<Device>& context, Recording& recording, const Linear<T>* head) {
   try {
-    found = &find(*slot, *size, context);
+    recording.graph = record_graph([&](void* stream) {
+      Context<Device> recorder = context;
+      recorder.stream = stream;
+      encoder_.forward(recorder, recording.batch, recording.plan, recording.workspace, recording.made, nullptr, head);
+    });
+    const std::lock_guard lock(mutex_);
+    ++recorded_;
+  } catch (const Error& error) {
+    recording.refused = true;
+    const std::lock_guard lock(mutex_);
+    refusal_ = error.what();
+  }
+}
+
+template <class Device, class T>
+auto Replay<Device, T>::run(const Context<Device>& context, const ReplaySize& size, const Batch& batch,
+                            const at::Tensor& slots, const Linear<T>* head) -> Lease {
+  if (is_recording(context.stream)) return {};
+  Lease lease{.lane = {acquire(context.stream), GiveBack{this}}};  // given back, whatever happens
+  if (!lease.lane) return lease;
+  Recording* found = nullptr;
+  Context<Device> mine = context;
+  try {
+    found = &find(*lease.lane, size, context, head);
+    mine.gemm_workspace = found->gemm_workspace;
+    fill(mine, batch, slots, *found);
   } catch (const c10::OutOfMemoryError&) {
     if (context.communicator) throw;  // ranks run alike
-    return Lease();
+    return {};
   }
   Recording& recording = *found;
-  Context<Device> mine = context;
-  mine.gemm_workspace = recording.gemm_workspace;
-  stage(mine, batch, recording);
   if (context.communicator) context.communicator->reserve(sum_bytes<Device, T>(encoder_.config(), recording.batch));
-  if (recording.ran && !recording.graph && !recording.refused) {
-    try {
-      recording.graph = record_graph([&](void* stream) {
-        Context<Device> recorder = mine;
-        recorder.stream = stream;
-        encoder_.forward(recorder, recording.batch, recording.plan, recording.workspace, recording.hidden);
-      });
-      const std::lock_guard lock(mutex_);
-      ++recorded_;
-    } catch (const Error& error) {
-      recording.refused = true;
-      const std::lock_guard lock(mutex_);
-      refusal_ = error.what();
-    }
-  }
+  if (recording.ran && !recording.graph && !recording.refused) record(mine, recording, head);
   const auto agree = [&](bool here) { return context.communicator ? context.communicator->agree(here) : here; };
   if (agree(recording.graph != nullptr))
     recording.graph->launch(mine.stream);
   else
-    encoder_.forward(mine, recording.batch, recording.plan, recording.workspace, recording.hidden);
+    encoder_.forward(mine, recording.batch, recording.plan, recording.workspace, recording.made, nullptr, head);
   agree(true);
   recording.ran = true;
-  lease.hidden_ = recording.hidden;
+  lease.rows = recording.made;
   return lease;
 }
 

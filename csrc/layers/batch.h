@@ -31,7 +31,10 @@ struct Batch {
   OutputRows rows;                      // of the last hidden state
   const KvCache* cache = nullptr;       // which keys and values are stored in, and read from
   const int32_t* cache_rows = nullptr;  // [tokens], with a cache: where those of a token go
-  int64_t shared_prefix = 0;            // with a cache: tokens of the first sequence, that all others go on behind
+  // With a decoder's cache: the slots whose tokens these follow, at least one token of each sequence. max_k counts
+  // tokens in a slot too; positions, cache_rows and keys' offsets are found by the forward pass.
+  CacheSlots slots = {};
+  int64_t shared_prefix = 0;  // with a cache: tokens of the first sequence, that all others go on behind
   // [tokens, hidden] of the stream's type: what the stage before has left, where this is a later one.
   const void* hidden = nullptr;
 

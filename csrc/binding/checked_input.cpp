@@ -1,4 +1,4 @@
-#include "binding/padding.h"
+#include "binding/checked_input.h"
 
 #include <ATen/ops/empty.h>
 
@@ -9,11 +9,11 @@
 namespace ftbert::binding {
 namespace {
 
-at::Tensor ids_tensor(const char* name, const at::Tensor& ids, int64_t rank, at::Device device,
+at::Tensor ids_tensor(const char* name, const at::Tensor& ids, int64_t dims, at::Device device,
                       const char* in_one_row = "[tokens]") {
   plain(name, ids);
-  FTBERT_CHECK(ids.dim() == rank && (ids.scalar_type() == at::kLong || ids.scalar_type() == at::kInt), name,
-               ": expected int64 or int32 ", rank == 2 ? "[batch, seq]" : in_one_row, ", got ", describe(ids));
+  FTBERT_CHECK(ids.dim() == dims && (ids.scalar_type() == at::kLong || ids.scalar_type() == at::kInt), name,
+               ": expected int64 or int32 ", dims == 2 ? "[batch, seq]" : in_one_row, ", got ", describe(ids));
   FTBERT_CHECK(ids.device() == device, name, ": the model is on ", device.str(), ", got ", describe(ids),
                "; move one to the other");
   return ids.to(at::kLong).contiguous();
@@ -98,6 +98,39 @@ bool cheaper_than_waiting(const EncoderConfig& c, int64_t rows) {
   for (const LayerConfig& layer : c.layers)
     products += 4.0 * c.hidden * (2.0 * static_cast<double>(layer.attention.heads.width()) + layer.ffn.inter);
   return rows <= kFewRows || rows * products <= kWaitFlop;
+}
+
+// Wherever the offsets are.
+template <class Device>
+CheckedInput packed_input(Context<Device>& context, at::Device device, const EncoderConfig& config,
+                          const at::Tensor& input_ids, const at::Tensor& cu_seqlens, int64_t max_seqlen,
+                          const std::optional<at::Tensor>& token_type_ids) {
+  CheckedInput out;
+  out.input_ids = ids_tensor("input_ids", input_ids, 1, device);
+  out.token_type_ids = type_tensor(token_type_ids, out.input_ids, config);
+  out.cu_seqlens = cu_seqlens.contiguous();
+  const int64_t tokens = input_ids.size(0), batch = cu_seqlens.size(0) - 1;
+  FTBERT_CHECK(max_seqlen >= 0, "max_seqlen: expected at least the longest sequence, got ", max_seqlen);
+  check_length(config, max_seqlen);
+  FTBERT_CHECK(tokens <= std::numeric_limits<int32_t>::max(), "at most 2^31-1 tokens in one call, got ", tokens);
+  if (device.is_cpu()) {
+    const int32_t* cu = data<int32_t>(out.cu_seqlens);
+    FTBERT_CHECK(cu[0] == 0 && cu[batch] == tokens, "cu_seqlens: expected it to run from 0 to ", tokens,
+                 " (the number of input ids), got ", cu[0], " to ", cu[batch]);
+    for (int64_t b = 0; b < batch; ++b)
+      FTBERT_CHECK(cu[b + 1] >= cu[b] && cu[b + 1] - cu[b] <= max_seqlen,
+                   "cu_seqlens: expected it never to fall and no step above max_seqlen ", max_seqlen, ", got ", cu[b],
+                   " to ", cu[b + 1], " at sequence ", b);
+    PaddingInfo info{};
+    padding_check_ids<Device>(context, data<int64_t>(out.input_ids), data<int64_t>(out.token_type_ids), nullptr, cu,
+                              batch, tokens, config.vocab, config.token_types, &info);
+    check_info(info, config, out);
+  }
+  const int64_t longest = std::min(max_seqlen, tokens);  // no sequence is longer than all
+  out.batch = {.sequences = Sequences::of_tokens(data<int32_t>(out.cu_seqlens), batch, longest, tokens),
+               .ids = data<int64_t>(out.input_ids),
+               .types = data<int64_t>(out.token_type_ids)};
+  return out;
 }
 
 }  // namespace
@@ -187,36 +220,19 @@ template <class Device>
 CheckedInput check_packed(Context<Device>& context, at::Device device, const EncoderConfig& config,
                           const at::Tensor& input_ids, const at::Tensor& cu_seqlens, int64_t max_seqlen,
                           const std::optional<at::Tensor>& token_type_ids) {
-  CheckedInput out;
-  out.input_ids = ids_tensor("input_ids", input_ids, 1, device);
-  out.token_type_ids = type_tensor(token_type_ids, out.input_ids, config);
   plain("cu_seqlens", cu_seqlens);
   FTBERT_CHECK(cu_seqlens.dim() == 1 && cu_seqlens.size(0) >= 1 && cu_seqlens.scalar_type() == at::kInt,
                "cu_seqlens: expected int32 [batch+1], got ", describe(cu_seqlens));
   FTBERT_CHECK(cu_seqlens.device() == device, "cu_seqlens: the model is on ", device.str(), ", got ",
                describe(cu_seqlens));
-  out.cu_seqlens = cu_seqlens.contiguous();
-  const int64_t tokens = input_ids.size(0), batch = cu_seqlens.size(0) - 1;
-  FTBERT_CHECK(max_seqlen >= 0, "max_seqlen: expected at least the longest sequence, got ", max_seqlen);
-  check_length(config, max_seqlen);
-  FTBERT_CHECK(tokens <= std::numeric_limits<int32_t>::max(), "at most 2^31-1 tokens in one call, got ", tokens);
-  if (device.is_cpu()) {
-    const int32_t* cu = data<int32_t>(out.cu_seqlens);
-    FTBERT_CHECK(cu[0] == 0 && cu[batch] == tokens, "cu_seqlens: expected it to run from 0 to ", tokens,
-                 " (the number of input ids), got ", cu[0], " to ", cu[batch]);
-    for (int64_t b = 0; b < batch; ++b)
-      FTBERT_CHECK(cu[b + 1] >= cu[b] && cu[b + 1] - cu[b] <= max_seqlen,
-                   "cu_seqlens: expected it never to fall and no step above max_seqlen ", max_seqlen, ", got ", cu[b],
-                   " to ", cu[b + 1], " at sequence ", b);
-    PaddingInfo info{};
-    padding_check_ids<Device>(context, data<int64_t>(out.input_ids), data<int64_t>(out.token_type_ids), nullptr, cu,
-                              batch, tokens, config.vocab, config.token_types, &info);
-    check_info(info, config, out);
-  }
-  const int64_t longest = std::min(max_seqlen, tokens);  // no sequence is longer than all
-  out.batch = {.sequences = Sequences::of_tokens(data<int32_t>(out.cu_seqlens), batch, longest, tokens),
-               .ids = data<int64_t>(out.input_ids),
-               .types = data<int64_t>(out.token_type_ids)};
+  return packed_input(context, device, config, input_ids, cu_seqlens, max_seqlen, token_type_ids);
+}
+
+template <class Device>
+CheckedInput check_decoder_ids(Context<Device>& context, at::Device device, const EncoderConfig& config,
+                               const at::Tensor& input_ids, const at::Tensor& cu_seqlens, int64_t max_seqlen) {
+  CheckedInput out = packed_input(context, device, config, input_ids, cu_seqlens, max_seqlen, std::nullopt);
+  if (!device.is_cpu()) out.batch.sequences.cu_q = out.batch.sequences.cu_k = nullptr;
   return out;
 }
 
@@ -250,7 +266,7 @@ void choose_rows(CheckedInput& input, const std::optional<at::Tensor>& rows) {
   input.batch.rows = {RowKind::any, index, count};
 }
 
-void go_on_from(CheckedInput& input, const at::Tensor& hidden, int64_t cols, DType dtype) {
+void take_hidden(CheckedInput& input, const at::Tensor& hidden, int64_t cols, DType dtype) {
   plain("hidden", hidden);
   const at::ScalarType type = scalar_type_of(dtype);
   const int64_t tokens = input.batch.tokens();
@@ -262,11 +278,13 @@ void go_on_from(CheckedInput& input, const at::Tensor& hidden, int64_t cols, DTy
   input.batch.hidden = data<void>(hidden);
 }
 
-#define FTBERT_INSTANTIATE(D)                                                                               \
-  template CheckedInput unpad<D>(Context<D>&, at::Device, const EncoderConfig&, const at::Tensor&,          \
-                                 const std::optional<at::Tensor>&, const std::optional<at::Tensor>&, Wait); \
-  template CheckedInput check_packed<D>(Context<D>&, at::Device, const EncoderConfig&, const at::Tensor&,   \
-                                        const at::Tensor&, int64_t, const std::optional<at::Tensor>&);
+#define FTBERT_INSTANTIATE(D)                                                                                  \
+  template CheckedInput unpad<D>(Context<D>&, at::Device, const EncoderConfig&, const at::Tensor&,             \
+                                 const std::optional<at::Tensor>&, const std::optional<at::Tensor>&, Wait);    \
+  template CheckedInput check_packed<D>(Context<D>&, at::Device, const EncoderConfig&, const at::Tensor&,      \
+                                        const at::Tensor&, int64_t, const std::optional<at::Tensor>&);         \
+  template CheckedInput check_decoder_ids<D>(Context<D>&, at::Device, const EncoderConfig&, const at::Tensor&, \
+                                             const at::Tensor&, int64_t);
 FTBERT_DEVICES(FTBERT_INSTANTIATE)
 
 }  // namespace ftbert::binding
