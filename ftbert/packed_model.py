@@ -12,35 +12,14 @@ if TYPE_CHECKING:  # servers' workers import no torch
     from torch import Tensor
 
     from ftbert.checkpoint import Checkpoint, EncoderConfig
+    from ftbert.heads import Head
 
 T = TypeVar("T")
 
 _kept: WeakKeyDictionary[Any, dict[Hashable, Any]] = WeakKeyDictionary()
 
 
-class PackedHead(Protocol):
-    """A task head, `ftbert.heads.Head`."""
-
-    task: str
-    tied: bool
-    out_weight: Tensor
-    out_bias: Tensor
-
-    def __call__(self, x: Tensor, word: Tensor) -> Tensor: ...
-
-    def some(self, x: Tensor, word: Tensor, ids: list[int]) -> Tensor: ...
-
-
-class Placed(Protocol):
-    """A model on a device, with the folder of its files; None for a live one."""
-
-    folder: Path | None
-
-    @property
-    def device(self) -> torch.device: ...
-
-
-class PackedModel(Placed, Protocol):
+class PackedModel(Protocol):
     """`ftbert.Model` is one; see there.
 
     text_choices: settings of `TextSettings` that the caller has set over the folder's; replaced, never changed.
@@ -48,17 +27,20 @@ class PackedModel(Placed, Protocol):
 
     config: EncoderConfig
     checkpoint: Checkpoint
+    folder: Path | None
     text_choices: Mapping[str, Any]
+
+    @property
+    def device(self) -> torch.device: ...
 
     @property
     def dtype(self) -> torch.dtype: ...
 
     @property
-    def encoder(self) -> Any:
-        """torch.classes.ftbert.Encoder"""
+    def encoder(self) -> Any: ...  # torch.classes.ftbert.Encoder
 
     @property
-    def heads(self) -> Sequence[PackedHead]: ...
+    def heads(self) -> Sequence[Head]: ...
 
     @property
     def tasks(self) -> list[str]: ...
@@ -66,21 +48,14 @@ class PackedModel(Placed, Protocol):
     @property
     def replicas(self) -> Sequence[Any]: ...
 
-    def head(self, task: str) -> PackedHead: ...
+    def head(self, task: str) -> Head: ...
 
     def __call__(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Any: ...
 
     def forward_packed(
-        self,
-        input_ids: Tensor,
-        cu_seqlens: Tensor,
-        max_seqlen: int,
-        token_type_ids: Tensor | None = None,
-        *,
-        want: str = "tokens",
-        rows: Tensor | None = None,
-        shared_prefix: int = 0,
-    ) -> Tensor: ...
+        self, input_ids: Tensor, cu_seqlens: Tensor, max_seqlen: int, token_type_ids: Tensor | None = None, *,
+        want: str = "tokens", rows: Tensor | None = None, shared_prefix: int = 0,
+    ) -> Tensor: ...  # fmt: skip
 
     def logits_packed(
         self, input_ids: Tensor, cu_seqlens: Tensor, max_seqlen: int, token_type_ids: Tensor | None = None

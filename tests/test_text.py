@@ -58,6 +58,16 @@ def test_a_vocabulary_alone_is_enough(tmp_path: Path, config: dict[str, Any]) ->
     assert ids.tolist() == [2, *(WORDS.index(word) for word in ("the", "cat", "sat")), 3]
 
 
+def test_a_model_loads_its_tokenizer_once(tmp_path: Path) -> None:
+    """For vectors, for scores and for prompts."""
+    from ftbert.decoding.prompts import tokenizer_for
+    from ftbert.text import tokenizer_of
+
+    model = StubModel(write_tokenizer(tmp_path / "a"))
+    loaded = [tokenizer_of(model, scores=scores).loaded for scores in (False, True)]
+    assert loaded[0] is loaded[1] is tokenizer_for(model) is not StubModel(model.folder).tokenizer
+
+
 def test_unusable_tokenizers_are_explained(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no tokenizer here; expected tokenizer\.json"):
         Tokenizer(tmp_path, TextSettings(), 512)

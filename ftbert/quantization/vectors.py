@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ from ftbert.text import TextSettings, Tokenizer, dense_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from ftbert.packed_model import PackedModel
 
 _BATCH = 16  # texts
 _POOLED_BY_HEAD = {"first": "cls", "pooler": "cls", "last": "last"}
@@ -61,7 +63,7 @@ class TextVectors:
         """[batch, vector], of length 1. ids, mask: padded on the right."""
         states = self.model(input_ids=ids, attention_mask=mask).last_hidden_state
         found = torch.stack([pooled(row[:n], self.pooling, self.skip) for row, n in zip(states, lengths, strict=True)])
-        for layer in dense_of(self):
+        for layer in dense_of(cast("PackedModel", self)):  # which has its folder and device
             found = layer(found)
         return normalize(found[:, : self.width])
 

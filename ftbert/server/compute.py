@@ -61,50 +61,48 @@ class Compute:
 
     def _rows(self, model: PackedModel, batch: Batch, upload: Upload) -> torch.Tensor:
         """float32, on the model's device. model: a replica."""
-        found: torch.Tensor = getattr(self, batch.kind.method)(model, _Packed.of(batch, model.device, upload))
+        found: torch.Tensor = getattr(self, batch.kind.method)(_Packed.of(model, batch, upload))
         return found[: batch.texts] if batch.kind.rows_of == "texts" else found
 
     # -- one method for each Kind: rows of the batch's texts, and of the empty ones behind them
 
-    def pooled(self, model: PackedModel, texts: _Packed) -> torch.Tensor:
-        spans, skip = texts.batch.spans, np.zeros(0, dtype=np.int32)
-        if any(span.job.skip is not None for span in spans):
+    def pooled(self, texts: _Packed) -> torch.Tensor:
+        skip: Any = 0
+        if any(span.job.skip is not None for span in texts.batch.spans):
             skip = np.zeros(len(texts.cu_seqlens) - 1, dtype=np.int32)
-            skip[: texts.batch.texts] = _joined([_skipped(span) for span in spans])
-        return self._text_vectors(model, texts, skip=skip)
+            skip[: texts.batch.texts] = _joined([_skipped(span) for span in texts.batch.spans])
+        return self._text_vectors(texts, skip=skip)
 
-    def sparse_vectors(self, model: PackedModel, texts: _Packed) -> torch.Tensor:
+    def sparse_vectors(self, texts: _Packed) -> torch.Tensor:
         assert self.sparse is not None
-        ids = texts.upload(texts.ids)
-        return splade_rows(model, ids, texts.cu_seqlens, texts.longest, texts.upload, self.sparse, ENTRIES)
+        return splade_rows(*texts.pooled_arguments(), self.sparse, ENTRIES)
 
-    def states(self, model: PackedModel, texts: _Packed) -> torch.Tensor:
-        return token_states(model, texts.hidden(model))
+    def states(self, texts: _Packed) -> torch.Tensor:
+        return token_states(texts.model, texts.hidden())
 
-    def vectors(self, model: PackedModel, texts: _Packed) -> torch.Tensor:
+    def vectors(self, texts: _Packed) -> torch.Tensor:
         assert self.multi is not None
-        return token_vectors(model, texts.hidden(model), self.multi)
+        return token_vectors(texts.model, texts.hidden(), self.multi)
 
-    def weights(self, model: PackedModel, texts: _Packed) -> torch.Tensor:
-        return token_weights(model, texts.hidden(model))
+    def weights(self, texts: _Packed) -> torch.Tensor:
+        return token_weights(texts.model, texts.hidden())
 
-    def logits(self, model: PackedModel, texts: _Packed) -> torch.Tensor:
+    def logits(self, texts: _Packed) -> torch.Tensor:
         if self.score_ids:
-            return self._next_logits(model, texts)
+            return self._next_logits(texts)
         if self.pooled_scores:
-            return self._text_vectors(model, texts, types=texts.types(), layers="scores")
-        return self._head_logits(model, texts, CLASSIFIES)
+            return self._text_vectors(texts, types=texts.types(), layers="scores")
+        return self._head_logits(texts, CLASSIFIES)
 
-    def token_logits(self, model: PackedModel, texts: _Packed) -> torch.Tensor:
-        return self._head_logits(model, texts, TAGS)
+    def token_logits(self, texts: _Packed) -> torch.Tensor:
+        return self._head_logits(texts, TAGS)
 
-    def filled(self, model: PackedModel, texts: _Packed) -> torch.Tensor:
+    def filled(self, texts: _Packed) -> torch.Tensor:
         """The head computes the marked rows alone."""
-        head, word = model.heads[self.heads[FILLS]], model.encoder.weight("embeddings.word")
+        head, word = texts.model.heads[self.heads[FILLS]], texts.model.encoder.weight("embeddings.word")
         width = min(BEST, len(head.out_bias))
-        hidden = texts.hidden(model)
         rows, wanted = _marked(texts.batch.spans, width)
-        marked, targets = hidden[texts.upload(rows)], texts.upload(wanted)
+        marked, targets = texts.hidden()[texts.upload(rows)], texts.upload(wanted)
         found = []
         for some, ids in zip(marked.split(_MARKED_AT_ONCE), targets.split(_MARKED_AT_ONCE), strict=True):
             scores = head(some, word).float().softmax(-1)
@@ -114,27 +112,27 @@ class Compute:
             found.append(torch.cat([best, torch.where(asked, ids, places).float()], dim=1))
         return torch.cat(found)
 
-    def _text_vectors(self, model: PackedModel, texts: _Packed, **how: Any) -> torch.Tensor:
-        ids = texts.upload(texts.ids)
-        return text_vectors(model, ids, texts.cu_seqlens, texts.longest, texts.upload, pooling=self.pooling, **how)
+    def _text_vectors(self, texts: _Packed, **how: Any) -> torch.Tensor:
+        return text_vectors(*texts.pooled_arguments(), pooling=self.pooling, **how)
 
-    def _head_logits(self, model: PackedModel, texts: _Packed, task: str) -> torch.Tensor:
-        return model.logits_packed(*texts.arguments(), texts.types())[self.heads[task]].float()
+    def _head_logits(self, texts: _Packed, task: str) -> torch.Tensor:
+        return texts.model.logits_packed(*texts.packed_arguments(), texts.types())[self.heads[task]].float()
 
-    def _next_logits(self, model: PackedModel, texts: _Packed) -> torch.Tensor:
+    def _next_logits(self, texts: _Packed) -> torch.Tensor:
         cu_seqlens, count = texts.cu_seqlens, texts.batch.texts
         batch = Texts(texts.ids, cu_seqlens[: count + 1], texts.longest, np.arange(count), _joined_types(texts.batch))
-        some, shared = sharing(model, batch)
+        some, shared = sharing(texts.model, batch)
         offsets = texts.upload(some.cu_seqlens if shared else cu_seqlens)
         packed = texts.upload(some.ids), offsets, texts.longest, texts.types()
-        return next_logits(model, packed, self.score_ids, shared)
+        return next_logits(texts.model, packed, self.score_ids, shared)
 
 
 @dataclass
 class _Packed:
-    """The texts of a batch behind one another. ids: int64 [tokens]. cu_seqlens: int32, with empty sequences behind the
-    last on a GPU, for few kinds of CUDA graphs."""
+    """The texts of a batch behind one another, for a replica. ids: int64 [tokens]. cu_seqlens: int32, with empty
+    sequences behind the last on a GPU, for few kinds of CUDA graphs."""
 
+    model: PackedModel
     batch: Batch
     ids: NDArray[np.int64]
     cu_seqlens: NDArray[np.int32]
@@ -142,26 +140,30 @@ class _Packed:
     upload: Upload
 
     @classmethod
-    def of(cls, batch: Batch, device: torch.device, upload: Upload) -> _Packed:
+    def of(cls, model: PackedModel, batch: Batch, upload: Upload) -> _Packed:
         ids = _joined([span.job.ids[_tokens(span)] for span in batch.spans]).astype(np.int64)
         lengths = _joined([_lengths(span) for span in batch.spans])
         texts = len(lengths)
-        cu_seqlens = np.zeros(_padded(texts, device) + 1, dtype=np.int32)
+        cu_seqlens = np.zeros(_padded(texts, model.device) + 1, dtype=np.int32)
         np.cumsum(lengths, out=cu_seqlens[1 : texts + 1])
         cu_seqlens[texts + 1 :] = cu_seqlens[texts]
-        return cls(batch, ids, cu_seqlens, int(lengths.max()), upload)
+        return cls(model, batch, ids, cu_seqlens, int(lengths.max()), upload)
 
-    def arguments(self) -> tuple[torch.Tensor, torch.Tensor, int]:
+    def packed_arguments(self) -> tuple[torch.Tensor, torch.Tensor, int]:
         """Of forward_packed."""
         return self.upload(self.ids), self.upload(self.cu_seqlens), self.longest
+
+    def pooled_arguments(self) -> tuple[PackedModel, torch.Tensor, NDArray[np.int32], int, Upload]:
+        """What begins the arguments of text_vectors and splade_rows."""
+        return self.model, self.upload(self.ids), self.cu_seqlens, self.longest, self.upload
 
     def types(self) -> torch.Tensor | None:
         types = _joined_types(self.batch)
         return None if types is None else self.upload(types)
 
-    def hidden(self, model: PackedModel) -> torch.Tensor:
+    def hidden(self) -> torch.Tensor:
         """[tokens, hidden]"""
-        return model.forward_packed(*self.arguments())
+        return self.model.forward_packed(*self.packed_arguments())
 
 
 def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:

@@ -169,13 +169,17 @@ def _text(tokenizer: Tokenizer, default_prompt: str, fills: bool) -> TextFacts:
 
 
 def _vectors(tokenizer: Tokenizer, pooling: str, truncate_dim: int | None) -> VectorFacts:
+    from ftbert.text import skipped_ids
+
     sparse, multi = tokenizer.settings.sparse, tokenizer.settings.multi
     return VectorFacts(
         pooling=pooling,
         truncate_dim=truncate_dim,
         sparse="" if sparse is None else "lexical" if sparse.linear else "splade",
         unweighted=unweighted(tokenizer.loaded).tolist(),
-        skipped={} if multi is None else _skipped(tokenizer),
+        skipped={}
+        if multi is None
+        else {task: skipped_ids(tokenizer, multi, task).tolist() for task in ("query", "document")},
         first_token=multi is None or multi.first,
         expands=multi is not None and multi.expansion is not None,
     )
@@ -188,26 +192,14 @@ def _scores(tokenizer: Tokenizer, labels: list[str], activation: str, prompt: st
     text = tokenizer.settings
     if prompt is None or text.logit_score is None:
         return ScoreFacts(labels, activation)
-    templates = _templates(tokenizer, {"", prompt, *text.prompts.values()})
+    found = {one: tokenizer.pair_template(one) for one in {"", prompt, *text.prompts.values()}}
+    templates = {one: template for one, template in found.items() if template is not None}
     instructed = tokenizer.instructed_template() if templates else None
     return ScoreFacts(labels, activation, score_ids(tokenizer), templates, instructed)
 
 
 def _token_width(text: TextSettings, hidden: int) -> int:
     return text.multi.dense[-1].outputs if text.multi is not None and text.multi.dense else text.state_width(hidden)
-
-
-def _skipped(tokenizer: Tokenizer) -> dict[str, list[int]]:
-    from ftbert.text import skipped_ids
-
-    assert tokenizer.settings.multi is not None
-    multi = tokenizer.settings.multi
-    return {task: skipped_ids(tokenizer, multi, task).tolist() for task in ("query", "document")}
-
-
-def _templates(tokenizer: Tokenizer, prompts: set[str]) -> dict[str, PairTemplate]:
-    found = {prompt: tokenizer.pair_template(prompt) for prompt in prompts}
-    return {prompt: template for prompt, template in found.items() if template is not None}
 
 
 def _task(model: Model) -> tuple[str, list[str]]:

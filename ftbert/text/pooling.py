@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 from torch.nn.functional import layer_norm, linear, normalize
 
 from ftbert.checkpoint import check_shapes, open_bin, open_weights
-from ftbert.packed_model import PackedModel, Placed, kept
+from ftbert.packed_model import PackedModel, kept
 from ftbert.text.activations import Activation, activation
 from ftbert.text.settings import POOLINGS, TextSettings
 from ftbert.text.vector_modules import DenseSettings, LayerNormSettings, LayerSettings
@@ -40,12 +40,12 @@ class Dense:
     normalized: bool
 
     @classmethod
-    def load(cls, settings: DenseSettings, model: Placed) -> Dense:
+    def load(cls, settings: DenseSettings, model: PackedModel) -> Dense:
         """On the model's device. ValueError where the weights are missing or do not fit, or for an activation that is
         not torch's."""
         chosen = activation(settings.activation, f"{settings.folder / 'config.json'}: activation_function")
         if settings.head:
-            weight = cast(PackedModel, model).head(settings.head).out_weight.float()
+            weight = model.head(settings.head).out_weight.float()
             return cls(weight, None, None, chosen, settings.normalized)
         device = model.device
         alone = bool(settings.file)  # a linear layer's state dict
@@ -97,7 +97,7 @@ class LayerNorm:
 Layer = Dense | LayerNorm
 
 
-def dense_of(model: Placed, vectors: str = "dense") -> tuple[Layer, ...]:
+def dense_of(model: PackedModel, vectors: str = "dense") -> tuple[Layer, ...]:
     """Those of `model`'s folder on its device, for "dense", "sparse" or "multi" vectors, "scores" or the "states" of
     tokens, read once per model. ValueError as of `TextSettings.from_folder` and `Dense.load`."""
 
