@@ -97,31 +97,3 @@ def test_a_peer_passes_by_the_limit_that_tables_mark_it_by(dtype: str) -> None:
     for error, mark in ((limit, ""), (1.1 * limit, f" (off by {1.1 * limit:.2g})"), (math.nan, " (off by nan)")):
         document = {"provenance": {"dtype": dtype}, "results": [{"peers": {"it": {"ms": 8.0, "max_abs_diff": error}}}]}
         assert report.label(document, "it") == f"it{mark}"
-
-
-def fp8_document(energy: bool) -> dict[str, Any]:
-    packed, theirs = report.SUMMARY_PEERS["cuda-fp8"][:2], report.SUMMARY_PEERS["cuda-fp8"][2:]
-    rows = {}
-    for i, name in enumerate((*packed, *theirs)):
-        rows[name] = {"ms": 1.0 + i, "max_abs_diff": 0.3, "rms_diff": 0.05 * (1 + i)}
-        rows[name] |= {"sustained": {"ms": 1.0, "mj_per_token": 0.5 + i}} if energy else {}
-    facts = {
-        "dtype": "fp8", "gpu": "NVIDIA H100", "driver": "580", "cuda": "13.0", "commit": "a" * 40,
-        "packages": {"torch": "2.11.0", "transformers": "5.17.0"},
-    }  # fmt: skip
-    where = {"model": "large", "batch": 64, "longest": 384, "fill_name": "mlperf"}
-    return {"provenance": facts, "results": [where | {"tokens": 11328, "peers": rows}]}
-
-
-@pytest.mark.parametrize("energy", [False, True])
-def test_a_run_in_fp8_becomes_tables(energy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With 16 bits of the same run, errors, and energy if that was measured."""
-    monkeypatch.setattr(report, "RESULTS", tmp_path)
-    empty = "".join(f"<!-- {kind}: cuda-fp8 -->\n<!-- end -->\n" for kind in ("results", "summary"))
-    (tmp_path / "cuda-fp8-large.json").write_text(json.dumps(fp8_document(energy)), encoding="utf-8")
-    text = report.fill_marks(empty)
-    assert text.count("| large 64x384 mlperf | ") == 2 + energy and report.fill_marks(text) == text
-    assert "| large 64x384 mlperf | 11,328 | **1** | 2 | 3 | 4 | 5 |" in text  # the fastest in fp8 is bold
-    assert "| ftbert, packed, against ftbert, packed, 16 bits | 2.00x |" in text
-    assert "| large | 0.05 (0.3) | 0.1 (0.3) |" in text and ("| millijoules a token |" in text) == energy
-    assert "One NVIDIA H100, fp8: the layers' products in E4M3" in text
