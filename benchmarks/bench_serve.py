@@ -33,7 +33,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 import torch  # noqa: E402
 from bench_encode import read  # noqa: E402
 from machine import DTYPES, log, provenance, results_file, write  # noqa: E402
-from report import markdown, serve_table  # noqa: E402
+from report import serve_table  # noqa: E402
+from result_pages import markdown  # noqa: E402
 from serve_chart import draw  # noqa: E402
 
 import ftbert  # noqa: E402

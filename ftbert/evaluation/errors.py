@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from ftbert.model import Model
-
+from ftbert.model import Model
 
 # Heads whose result is a choice, by transformers' names of their logits.
 _CHOICES = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,12 +33,10 @@ from ftbert.evaluation.text_parity import (
     table_head,
     table_row,
 )
+from ftbert.model import Model
 from ftbert.padded_batches import MASK_KINDS, padded
 from ftbert.pooled_rows import pooled
 from ftbert.quantization import stored_type
-
-if TYPE_CHECKING:
-    from ftbert.model import Model
 
 _BATCH = 32  # texts
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ftbert.checkpoint import WORD_TABLE, Checkpoint, EncoderConfig
 from ftbert.converters import build_reference, open_checkpoint
 from ftbert.dtypes import DTYPES
+from ftbert.model import Model
 from ftbert.quantization import int8_table
-
-if TYPE_CHECKING:
-    from ftbert.model import Model
 
 
 def reference_of(model: Model, against: str | Path | torch.nn.Module | None = None) -> Any:

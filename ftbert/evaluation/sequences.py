@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import torch
 
+from ftbert.model import Model
 from ftbert.text import tokenizer_of
-
-if TYPE_CHECKING:
-    from ftbert.model import Model
 
 
 def sequences_of(model: Model, texts: Sequence[str], longest: int | None = None) -> list[torch.Tensor]:

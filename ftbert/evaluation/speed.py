@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,10 +17,8 @@ from ftbert.evaluation.errors import Difference
 from ftbert.evaluation.gates import GATES
 from ftbert.evaluation.reference_model import base_of, in_dtype, pad_id, peer_dtype, reference_of
 from ftbert.evaluation.sequences import ragged_lengths, random_sequences, sequences_of
+from ftbert.model import Model
 from ftbert.padded_batches import padded
-
-if TYPE_CHECKING:
-    from ftbert.model import Model
 
 _EACH = 8  # batches of a replica in one run of all of them, so that threads and the last batch count little
 

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from ftbert.evaluation.gates import Gate, within
 from ftbert.input_file import read_json_object
+from ftbert.model import Model
 from ftbert.own_classes import in_transformers_words
 from ftbert.pooled_rows import pooled
 from ftbert.sentence_modules import transformer_folder
@@ -26,9 +27,6 @@ from ftbert.text import (
     text_options,
     tokenizer_of,
 )
-
-if TYPE_CHECKING:
-    from ftbert.model import Model
 
 # What settings of a tokenizer show in: case, accents, Chinese characters, control characters, nothing at all.
 SETTLING_TEXTS = (
