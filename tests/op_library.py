@@ -1,4 +1,4 @@
-"""Loads the ops of single kernels, which no installed library has: libftbert_test.so, built of csrc/binding/test_ops/."""
+"""Loads the ops of single kernels, which no installed library has: libftbert_test.so, built of tests/ops/."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 // torch.ops.ftbert.*: the kernels that heads, pooling and sampling call by themselves. The ops of all other kernels are
-// in test_ops/, a library that tests and benchmarks load. Fakes are in ftbert/_fake.py.
+// in tests/ops/, a library that tests and benchmarks load. Fakes are in ftbert/_fake.py.
 #include <ATen/ops/empty.h>
 
 #include "binding/define_op.h"

@@ -4,11 +4,11 @@
 
 #include "binding/define_op.h"
 #include "binding/q8_0.h"
-#include "binding/test_ops/test_checks.h"
 #include "core/device.h"
 #include "core/q8_0.h"
 #include "gemm/gemm.h"
 #include "kernels/elementwise/quantise_q8_1.h"
+#include "test_checks.h"
 
 namespace ftbert::binding {
 namespace {

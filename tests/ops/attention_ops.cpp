@@ -3,9 +3,9 @@
 #include <ATen/ops/zeros.h>
 
 #include "binding/define_op.h"
-#include "binding/test_ops/test_checks.h"
 #include "core/types.h"
 #include "kernels/kernels.h"
+#include "test_checks.h"
 
 namespace ftbert::binding {
 namespace {

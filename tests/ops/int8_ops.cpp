@@ -2,9 +2,9 @@
 #include <ATen/ops/empty.h>
 
 #include "binding/define_op.h"
-#include "binding/test_ops/test_checks.h"
 #include "core/byte_rows.h"
 #include "kernels/isa.h"
+#include "test_checks.h"
 
 namespace ftbert::binding {
 namespace {

@@ -1,4 +1,4 @@
-#include "binding/test_ops/test_checks.h"
+#include "test_checks.h"
 
 #include <cmath>
 

@@ -2,10 +2,10 @@
 #include <ATen/ops/empty.h>
 
 #include "binding/define_op.h"
-#include "binding/test_ops/norm_words.h"
-#include "binding/test_ops/test_checks.h"
 #include "gemm/gpu/turned_product.h"
 #include "kernels/kernels.h"
+#include "norm_words.h"
+#include "test_checks.h"
 
 namespace ftbert::binding {
 namespace {

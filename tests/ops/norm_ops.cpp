@@ -3,9 +3,9 @@
 #include <ATen/ops/empty_like.h>
 
 #include "binding/define_op.h"
-#include "binding/test_ops/norm_words.h"
-#include "binding/test_ops/test_checks.h"
 #include "kernels/kernels.h"
+#include "norm_words.h"
+#include "test_checks.h"
 
 namespace ftbert::binding {
 namespace {

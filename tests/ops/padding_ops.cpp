@@ -4,9 +4,9 @@
 
 #include "binding/define_op.h"
 #include "binding/padding.h"
-#include "binding/test_ops/test_checks.h"
 #include "core/types.h"
 #include "kernels/kernels.h"
+#include "test_checks.h"
 
 namespace ftbert::binding {
 namespace {

@@ -3,9 +3,9 @@
 
 #include "binding/define_op.h"
 #include "binding/q8_0.h"
-#include "binding/test_ops/norm_words.h"
-#include "binding/test_ops/test_checks.h"
 #include "gemm/hopper/few_rows.h"
+#include "norm_words.h"
+#include "test_checks.h"
 
 namespace ftbert::binding {
 namespace {

@@ -3,8 +3,8 @@
 #include <ATen/ops/empty.h>
 
 #include "binding/define_op.h"
-#include "binding/test_ops/test_checks.h"
 #include "kernels/kernels.h"
+#include "test_checks.h"
 
 namespace ftbert::binding {
 namespace {

@@ -1,7 +1,7 @@
 // torch.ops.ftbert.*: the kernels that fill a cache of keys and values.
 #include "binding/define_op.h"
-#include "binding/test_ops/test_checks.h"
 #include "kernels/kernels.h"
+#include "test_checks.h"
 
 namespace ftbert::binding {
 namespace {
