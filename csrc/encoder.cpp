@@ -1,7 +1,6 @@
 #include "encoder.h"
 
 #include <algorithm>
-#include <memory>
 #include <utility>
 #include <vector>
 
@@ -32,11 +31,12 @@ void find_places(Context<Device>& context, const CachePlaces& places, Batch& bat
 
 // A matrix product over all rows of x, into out also where the product's library keeps the result elsewhere.
 template <class Device, class T>
-void linear_into(Context<Device>& context, const Linear<T>& linear, const T* x, int64_t rows, Activation activation,
+void linear_into(Context<Device>& context, const Linear<T>& weights, const T* x, int64_t rows, Activation activation,
                  T* out) {
-  const Operand made =
-      linear_all(context, linear, Operand::of(x), rows, {.bias = true, .activation = activation}, Operand::of(out));
-  if (made.data != out) copy_on_device(context, made.as<T>(), out, rows * linear.weight.n * sizeof(T));
+  const Made<T> made = linear(context, weights, {Operand::of(x)}, rows,
+                              {.activation = activation, .in_one_piece = true}, Operand::of(out));
+  const Operand& at = made.rows.rows;
+  if (at.data != out) copy_on_device(context, at.as<T>(), out, rows * weights.weight.n * sizeof(T));
 }
 
 }  // namespace
@@ -64,8 +64,7 @@ Encoder<Device, T>::Encoder(const Context<Device>& context, EncoderConfig config
       check_product_exists(context, *linear);
   for (const Linear<T>* linear : {&weights_.embedding_projection, &weights_.pooler})
     if (linear->weight.n > 0) check_product_exists(context, *linear);
-  few_rows_ = make_few_rows(context, config_, weights_, attention_.path);
-  if (allocate) deferred_ = make_deferred_norm(context, config_, weights_, attention_.path, allocate);
+  limits_ = prepare(context, config_, weights_, attention_.path, allocate);
 }
 
 template <class Device, class T>
@@ -81,10 +80,7 @@ size_t Encoder<Device, T>::weight_scratch_bytes(const Context<Device>& context, 
 
 template <class Device, class T>
 std::string Encoder<Device, T>::deferred_state(const Context<Device>& context) const {
-  if (!deferred_.maker) return "no: " + deferred_.refusal;
-  const std::string sizes = deferred_.maker->sizes(context);
-  return sizes.empty() ? "no: no number of tokens has all four products of a layer from wgmma_tile"
-                       : "of " + sizes + " tokens";
+  return ftbert::deferred_state(context, limits_, weights_);
 }
 
 template <class Device, class T>
@@ -109,7 +105,8 @@ auto Encoder<Device, T>::carve(Workspace& ws, const Batch& batch, const Schedule
   if (c.embedding_projection) b.embedded = ws.take<T>(rows_with_slack<Device>(tokens) * c.embedding);
   LayerBuffers<T> of_batch;
   layers_.carve(ws, std::max(tokens, chosen), of_batch);
-  if (deferred_.maker) deferred_.maker->carve(ws, tokens, of_batch);
+  if (tokens <= limits_.by_moments)
+    of_batch.deferred_moments = ws.take<long long>(2 * kMomentWords * rows_with_slack<Device>(tokens));
 
   const auto carve_run = [&](int64_t most_rows, AttentionUse use) {
     LayerBuffers<T> made = carve_layer_buffers<Device, T>(
@@ -206,12 +203,10 @@ void Encoder<Device, T>::forward(Context<Device>& context, const Batch& given, c
         layers_.run(alone, batch, plan.schedule.alone[i], layers, b.alone[i], x, nullptr);
       });
     } else {
-      std::unique_ptr<DeferredCall<Device, T>> deferred;
-      if (few_rows_ && batch.cache && layers > 0)
-        deferred = few_rows_->start(context, batch.tokens(), layers, b.layers, x);
-      if (!deferred && deferred_.maker && !hook && layers > 0)
-        deferred = deferred_.maker->start(context, batch.tokens(), layers, b.layers, x);
-      layers_.run(context, batch, plan.schedule.together, layers, b.layers, x, hook, deferred.get());
+      const NormedBy by = hook || layers == 0
+                              ? NormedBy::kernels
+                              : normed_by(context, limits_, weights_, batch.tokens(), batch.cache != nullptr);
+      layers_.run(context, batch, plan.schedule.together, layers, b.layers, x, hook, by);
     }
     if (choose) layers_.run_chosen_rows(context, batch, plan.schedule.together, b.layers, x, b.chosen, read);
   }

@@ -6,9 +6,8 @@
 #include "core/context.h"
 #include "core/workspace.h"
 #include "layers/attention.h"
-#include "layers/deferred_norm.h"
-#include "layers/few_rows.h"
 #include "layers/layer_stack.h"
+#include "layers/prepared.h"
 #include "layers/schedule.h"
 #include "model/config.h"
 #include "model/weights.h"
@@ -20,7 +19,7 @@ template <class Device, class T>
 class Encoder {
  public:
   // With `allocate`, which rotary positions need, products do the work of the norms between them where they can
-  // (layers/deferred_norm.h).
+  // (layers/prepared.h).
   Encoder(const Context<Device>& context, EncoderConfig config, Weights<T> weights,
           std::optional<AttentionPath> attention = std::nullopt, const AllocateFloats& allocate = nullptr);
   Encoder(const Encoder&) = delete;  // the layers refer to its config and weights
@@ -60,11 +59,10 @@ class Encoder {
   void go_on(Context<Device>&, const Batch&, const Buffers& b, T* x) const;
 
   const EncoderConfig config_;
-  const Weights<T> weights_;
+  Weights<T> weights_;  // as made ready for this device
   const AttentionChoice attention_;
   const LayerStack<Device, T> layers_;
-  DeferredNormChoice<Device, T> deferred_;
-  std::shared_ptr<const DeferredNorm<Device, T>> few_rows_;  // of calls with a cache, before deferred_
+  DeferralLimits limits_;
 };
 
 }  // namespace ftbert

@@ -1,4 +1,4 @@
-"""Layers without norm kernels (csrc/layers/deferred_norm.h) against those with them, and against float32; more of it in
+"""Layers without norm kernels (csrc/layers/prepared.h) against those with them, and against float32; more of it in
 test_few_tokens.py."""
 
 from __future__ import annotations

@@ -224,14 +224,14 @@ def test_more_chosen_rows_than_tokens() -> None:
 def test_what_it_cannot_do_is_refused() -> None:
     weight = Weight(64, 64, False, torch.float16)
     rows = torch.ones(9, 64, dtype=torch.float16, device="cuda")
-    with pytest.raises(RuntimeError, match="few_rows cannot do m=9"):
+    with pytest.raises(RuntimeError, match="few_rows 8x8 cannot do m=9"):
         ops.linear_few_rows(rows, weight.stored, None, None)
-    with pytest.raises(RuntimeError, match="few_rows cannot do m=1"):
+    with pytest.raises(RuntimeError, match="few_rows 8x8 cannot do m=1"):
         ops.linear_few_rows(rows[:1, :40].clone(), weight.stored[:, :40].clone(), None, None)
     q8 = Weight(40, 64, True, torch.float16)
     with pytest.raises(RuntimeError, match="wgmma_q8_0 16x64 cannot do m=9 n=40 k=64"):
         ops.linear_own(rows, q8.stored, None, "none", "wgmma_q8_0", "16x64", scales=q8.scales)
-    with pytest.raises(RuntimeError, match="few_rows cannot do m=1"):  # a sum and an activation
+    with pytest.raises(RuntimeError, match="few_rows 8x8 cannot do m=1"):  # a sum and an activation
         ops.linear_few_rows(rows[:1], weight.stored, None, None, "silu", False, rows[:1])
 
 

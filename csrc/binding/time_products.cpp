@@ -42,7 +42,8 @@ std::vector<double> time_products(const std::vector<std::string>& dtypes) {
         from = wished_by<Cpu, float>(weight.linear, data<float>(read));
         quantise<Cpu, float>(context, data<float>(rows), kRows, kSize, from);
       }
-      linear_all(context, weight.linear, from, kRows, {}, Operand::of(data<float>(out)));
+      linear(context, weight.linear, {from}, kRows, {.bias = false, .in_one_piece = true},
+             Operand::of(data<float>(out)));
     };
     for (size_t i = 0; i < dtypes.size(); ++i) {
       Weight& weight = weights[i];

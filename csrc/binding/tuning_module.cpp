@@ -33,9 +33,10 @@ Product linear_product(int64_t m, int64_t n, int64_t k, const std::array<std::st
   const auto [a, b, c] = types;
   FTBERT_CHECK(!layernorm || !prenorm, "a product has one norm behind it, of its result or for the next block");
   Epilogue epilogue{.bias = bias, .activation = parse_activation(activation), .gate = gated ? Gate::pairs : Gate::none};
-  if (layernorm) epilogue.residual_norm = ResidualNorm::result;
-  if (prenorm) epilogue.residual_norm = ResidualNorm::next;
-  Product product{m, n, k, stored_type(a), stored_type(b), stored_type(c), epilogue};
+  epilogue.residual = layernorm || prenorm;
+  epilogue.after = layernorm ? After::norm : prenorm ? After::norm_beside : After::nothing;
+  Product product{
+      .m = m, .n = n, .k = k, .a = stored_type(a), .b = stored_type(b), .c = stored_type(c), .epilogue = epilogue};
   if (product.a == DType::e4m3) product.a_scales = Granularity::tensor;
   if (product.b == DType::e4m3) product.b_scales = Granularity::row;
   if (product.b == DType::q8_0) product.b_scales = Granularity::block;

@@ -3,7 +3,6 @@
 #include "core/device.h"
 #include "gemm/cublaslt.h"
 #include "gemm/gpu/own.h"
-#include "gemm/hopper/few_rows.h"
 #include "gemm/table.h"
 #include "gemm/tuner/tuner.h"
 
@@ -12,9 +11,6 @@ namespace ftbert {
 std::span<const OwnKernel* const> own_kernels() { return {}; }
 OwnChoice find_own(std::string_view, std::string_view) { return {}; }
 void run_own(const Context<Cuda>&, const OwnChoice&, const Product&, const ProductData&) { throw Error(kNoCuda); }
-void run_few_rows(const Context<Cuda>&, const Product&, const ProductData&, const Norm<void>&, bool, uint32_t*) {
-  throw Error(kNoCuda);
-}
 
 ProductPlans* product_plans(int) { throw Error(kNoCuda); }
 size_t gemm_workspace_bytes(int) { throw Error(kNoCuda); }

@@ -16,13 +16,15 @@
 
 namespace ftbert {
 
-// Everything an algorithm's fitness depends on, so two products with equal keys may share a plan. With residual_norm it
-// asks for a kernel that contains the norm, and for nothing else.
+// Everything an algorithm's fitness depends on, so two products with equal keys may share a plan. A product that is
+// more than Product::alone asks for a kernel of ours that does all of it, and for nothing else.
 struct PlanKey {
   Product product;
   int64_t workspace = 0;  // bytes that an algorithm may use
   bool tf32 = false;
   uint16_t align_a = 0, align_b = 0, align_c = 0;  // bytes; align_c is the bias's too
+  bool in_step = false;                            // of generation: products of few rows stand on both sides
+  bool cached = false;  // with heads: the kernel of their own runs in any case, to store keys and values
 
   bool operator==(const PlanKey&) const = default;
 };
@@ -59,7 +61,7 @@ struct ProductPlans {
   ProductPlans& operator=(const ProductPlans&) = delete;
 
   // The plan of this key, made on first use: the tuned table's choice; where it has none guess_product's, else
-  // cuBLASLt's first proposal.
+  // cuBLASLt's first proposal. The bias is any of the key's alignment.
   Plan get(const PlanKey& key, const void* bias);
 
   // Replaces the tuned table; plans made so far are forgotten.
@@ -82,6 +84,7 @@ struct ProductPlans {
   static const TunedRow* row_of(const Product& product, const Table& table);
   bool follows(const PlanKey& key, const TunedRow& row, Plan& plan) const;
   Plan make(const PlanKey& key, const CublasEpilogue& epilogue, const void* bias, const Table& table) const;
+  OwnChoice whole(const PlanKey& key, const void* bias);
 
   Gpu gpu_;
   std::shared_mutex mutex_;

@@ -56,6 +56,7 @@ Product without_m(Product product) {
   product.m = 0;
   product.a_scales = product.b_scales = Granularity::none;
   product.epilogue.bias = cublas_epilogue(product).bias;
+  product.epilogue.norm = NormKind::layer;
   return product;
 }
 
@@ -81,9 +82,10 @@ cudaDataType_t cuda_type(DType dtype) {
 // cuBLASLt's GELU is the tanh form with an approximate tanh: good for 16-bit outputs of gelu_tanh models, never for erf
 // or fp32. A norm behind the product adds its bias.
 CublasEpilogue cublas_epilogue(const Product& product) {
-  const auto [bias, activation, residual_norm, gate] = product.epilogue;
-  if (residual_norm) return {};
-  if (gate != Gate::none) return {.after = product.epilogue};
+  const bool bias = product.epilogue.bias;
+  const Activation activation = product.epilogue.activation;
+  if (product.epilogue.residual) return {};
+  if (product.epilogue.gate != Gate::none) return {.after = product.epilogue};
   if (activation == Activation::none) return {bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT, bias, {}};
   if (activation == Activation::relu) return {bias ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_RELU, bias, {}};
   if (activation == Activation::gelu_tanh && product.c != DType::fp32)
@@ -103,16 +105,17 @@ size_t ProductHash::operator()(const Product& p) const {
   Hash hash;
   for (const int64_t value : {p.m, p.n, p.k, p.batch}) hash.mix(static_cast<uint64_t>(value));
   const Epilogue& e = p.epilogue;
-  hash.mix(static_cast<uint64_t>(e.activation) << 32 | static_cast<uint64_t>(p.a) << 24 |
-           static_cast<uint64_t>(p.b) << 16 | static_cast<uint64_t>(p.c) << 8 | static_cast<uint64_t>(e.gate) << 4 |
-           (e.residual_norm ? 1 + static_cast<uint64_t>(*e.residual_norm) : 0) << 2 | e.bias << 1 |
-           static_cast<int>(p.b_transposed));
+  hash.mix(static_cast<uint64_t>(e.activation) << 40 | static_cast<uint64_t>(p.a) << 32 |
+           static_cast<uint64_t>(p.b) << 24 | static_cast<uint64_t>(p.c) << 16 | static_cast<uint64_t>(p.before) << 13 |
+           static_cast<uint64_t>(e.after) << 10 | static_cast<uint64_t>(e.norm) << 8 |
+           static_cast<uint64_t>(e.gate) << 4 | e.residual << 2 | e.bias << 1 | static_cast<int>(p.b_transposed));
+  hash.mix(static_cast<uint64_t>(e.heads.columns) << 32 | static_cast<uint64_t>(e.heads.size) << 1 | e.heads.whole);
   return static_cast<size_t>(hash.value);
 }
 
 size_t PlanKeyHash::operator()(const PlanKey& key) const {
   Hash hash{ProductHash()(key.product)};
-  hash.mix(static_cast<uint64_t>(key.workspace) << 1 | static_cast<int>(key.tf32));
+  hash.mix(static_cast<uint64_t>(key.workspace) << 3 | key.cached << 2 | key.in_step << 1 | key.tf32);
   hash.mix(uint64_t{key.align_a} << 32 | uint64_t{key.align_b} << 16 | key.align_c);
   return static_cast<size_t>(hash.value);
 }
@@ -131,10 +134,15 @@ Plan ProductPlans::get(const PlanKey& key, const void* bias) {
     table = table_;
   }
   // Outside the lock: two threads may make the same plan once, and none waits for another's heuristic.
-  const CublasEpilogue epilogue = cublas_epilogue(key.product);
-  Plan plan = make(key, epilogue, bias, *table);
-  if (!plan.supported && epilogue.inside != CUBLASLT_EPILOGUE_DEFAULT)  // nothing with this epilogue
-    plan = make(key, {.after = key.product.epilogue}, bias, *table);
+  Plan plan;
+  if (key.in_step || !(is_plain(key.product) || key.product.epilogue.normed())) {
+    plan.own = whole(key, bias), plan.supported = static_cast<bool>(plan.own);
+  } else {
+    const CublasEpilogue epilogue = cublas_epilogue(key.product);
+    plan = make(key, epilogue, bias, *table);
+    if (!plan.supported && epilogue.inside != CUBLASLT_EPILOGUE_DEFAULT)  // nothing with this epilogue
+      plan = make(key, {.after = key.product.epilogue}, bias, *table);
+  }
   const std::unique_lock lock(mutex_);
   if (table != table_) return plan;  // right for this call, but not to be kept
   if (plans_.size() >= kMostPlans) plans_.clear();
@@ -231,15 +239,35 @@ bool ProductPlans::follows(const PlanKey& key, const TunedRow& row, Plan& plan) 
     plan.own = row.own;
     return true;
   }
-  if (key.product.epilogue.residual_norm || has_scales(key.product)) return false;
+  if (key.product.epilogue.residual || has_scales(key.product)) return false;
   std::copy(row.algorithm.begin(), row.algorithm.end(), plan.algorithm.data);
   return accepts(key, plan, plan.algorithm);
+}
+
+// The kernel of ours that does all of a product which is more than the product alone: mostly that of the product alone,
+// whose time hardly depends on its ending.
+OwnChoice ProductPlans::whole(const PlanKey& key, const void* bias) {
+  const Product& p = key.product;
+  if (std::min({key.align_a, key.align_b, key.align_c}) < 16) return {};
+  if (p.before == Before::norm_rows || (p.epilogue.residual && p.epilogue.after == After::nothing))
+    return guess_product(gpu_, p);
+  if (key.in_step) {  // as if a norm stood before it: the kernels on both sides hide its start
+    Product normed = p;
+    normed.before = Before::norm_rows;
+    return guess_product(gpu_, normed);
+  }
+  PlanKey alone = key;
+  alone.product = p.alone(), alone.cached = false;
+  OwnChoice own = get(alone, bias).own;
+  // For the product alone cuBLASLt is faster, as guessed or measured.
+  if (!own && p.epilogue.heads && !key.cached) own = guess_product(gpu_, alone.product, rotary_microseconds(p));
+  return with_ending(gpu_, own, p);
 }
 
 Plan ProductPlans::make(const PlanKey& key, const CublasEpilogue& epilogue, const void* bias,
                         const Table& table) const {
   const Product& p = key.product;
-  const bool with_norm = p.epilogue.residual_norm.has_value();
+  const bool with_norm = p.epilogue.normed();
   if (p.b == DType::q8_0) {  // which cuBLASLt cannot be told of
     Plan ours;
     ours.own = guess_product(gpu_, p);

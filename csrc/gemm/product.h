@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "core/communicator.h"
+#include "core/norm.h"
 #include "core/operand.h"
 #include "core/q8_0.h"
 #include "core/types.h"
@@ -14,22 +15,46 @@ namespace ftbert {
 // activation(column 2i) multiplies. c then has half as many.
 enum class Gate { none, pairs };
 
-// What becomes of the sums and the residual, which is at c, in one kernel. Which norm it is, ProductData says.
-enum class ResidualNorm {
-  result,  // c = norm(sums + bias + c)
-  next,    // c = sums + bias + c, and beside it its norm, for the next block
+// What a product does with the rows of a before it multiplies them.
+enum class Before {
+  nothing,
+  norm_rows,        // it norms them
+  norm_by_moments,  // it corrects its sums for a norm of theirs, by moments of the rows (gpu/deferred_norm.h)
 };
 
-// What is done to the float sums before they are stored.
+// What a product leaves of the residual sum.
+enum class After {
+  nothing,         // the sum
+  norm,            // its norm
+  norm_beside,     // the sum, and beside it its norm
+  moments,         // the sum times gamma of the norm behind it, and moments of the sum's rows
+  moments_beside,  // the sum, beside it the sum times gamma, and the moments
+};
+
+// Heads of queries and keys in the first columns of a product, which its epilogue norms and turns. size 0: none.
+struct HeadColumns {
+  int64_t size = 0, columns = 0;
+  bool whole = false;  // turned whole, in pairs half a head apart, and behind RMSNorm without beta or no norm
+  bool operator==(const HeadColumns&) const = default;
+
+  explicit operator bool() const { return size > 0; }
+};
+
+// What is done to the float sums before they are stored. Members that are absent ask for nothing.
 struct Epilogue {
   bool bias = false;
   Activation activation = Activation::none;  // after the bias; with a gate of that alone
-  std::optional<ResidualNorm> residual_norm = {};
   Gate gate = Gate::none;
+  HeadColumns heads = {};
+  bool residual = false;            // it is added
+  After after = After::nothing;     // with a residual
+  NormKind norm = NormKind::layer;  // of `after`
   bool operator==(const Epilogue&) const = default;
 
   // Of c, where the sums have n.
   int64_t columns(int64_t n) const { return gate == Gate::pairs ? n / 2 : n; }
+  bool normed() const { return after == After::norm || after == After::norm_beside; }
+  bool leaves_moments() const { return after == After::moments || after == After::moments_beside; }
 };
 
 // Row-major c [m, n] = epilogue(a [m, k] @ b^T), b [n, k]; or a @ b, b [k, n]; `batch` of them, each behind the other.
@@ -37,11 +62,22 @@ struct Epilogue {
 struct Product {
   int64_t m = 0, n = 0, k = 0;
   DType a = DType::fp32, b = DType::fp32, c = DType::fp32;  // as stored
-  Epilogue epilogue;
+  Before before = Before::nothing;
+  Epilogue epilogue = {};
   int64_t batch = 1;
   bool b_transposed = true;  // b is [n, k]
   Granularity a_scales = Granularity::none, b_scales = Granularity::none;
   bool operator==(const Product&) const = default;
+
+  // What runs where separate kernels do the norms, the residual sum and what becomes of heads. A residual's kernel adds
+  // the bias too.
+  Product alone() const {
+    Product plain = *this;
+    plain.before = Before::nothing;
+    plain.epilogue.heads = {};
+    if (epilogue.residual) plain.epilogue = {};
+    return plain;
+  }
 };
 
 // A weight [n, k], stored as it is stored.
@@ -63,6 +99,16 @@ struct InputScale {
   const float* smooth = nullptr;  // [k], of byte rows
 };
 
+// What gammas, betas and biases of the norms on both sides of a product make of it, float [n] on the device: of a
+// product behind a norm by moments, and of one ahead (gpu/deferred_norm.h). They are made at load (layers/prepared.h).
+struct CorrectionVectors {
+  const float *add = nullptr, *slope = nullptr;
+};
+struct SumVectors {
+  const float *add = nullptr, *gamma = nullptr;
+  const float* unscale = nullptr;  // one
+};
+
 // A matrix and its bias; T is the residual stream's type.
 template <class T>
 struct Linear {
@@ -70,6 +116,8 @@ struct Linear {
   const T* bias = nullptr;  // [n] or nullptr
   std::optional<InputScale> input;
   Shard shard = {};  // not whole: its results are this rank's part of a sum over ranks
+  CorrectionVectors behind_norm;
+  SumVectors ahead_of_norm, unread;  // unread: where no product follows
 };
 
 // A layer's product over m rows of a, stored as c. The bias counts where the layer has one.

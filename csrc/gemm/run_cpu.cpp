@@ -6,12 +6,6 @@
 
 namespace ftbert {
 
-template <>
-Operand linear<Cpu, float>(Context<Cpu>& context, const Linear<float>& linear, const Operand& a, int64_t m,
-                           Epilogue epilogue, const Operand& out) {
-  return context.products->linear(linear, a, m, epilogue, out, /*in_one_piece=*/false);
-}
-
 // A product in bf16 rounds its operands, so that it reads what was stored in bf16 as it is; one of int8 reads byte
 // rows, and one of q8_0 stores blocks itself.
 template <>
@@ -26,9 +20,11 @@ int64_t gemm_rows(const Context<Cpu>& context, int64_t rows) {
   return context.products->rows(rows);
 }
 
-template <>
-Operand linear_all<Cpu, float>(Context<Cpu>& context, const Linear<float>& linear, const Operand& a, int64_t m,
-                               Epilogue epilogue, const Operand& out) {
+namespace {
+
+// In as many products as gemm_rows says, with all of the result in plain memory.
+Operand linear_in_one_piece(Context<Cpu>& context, const Linear<float>& linear, const Operand& a, int64_t m,
+                            Epilogue epilogue, const Operand& out) {
   const int64_t cols = epilogue.columns(linear.weight.n);
   Operand all = out;
   for (int64_t first = 0; first < m;) {
@@ -48,6 +44,16 @@ Operand linear_all<Cpu, float>(Context<Cpu>& context, const Linear<float>& linea
     first += count;
   }
   return all;
+}
+
+}  // namespace
+
+template <>
+Made<float> linear<Cpu, float>(Context<Cpu>& context, const Linear<float>& linear, const Edge<float>& a, int64_t m,
+                               const Ending<float>& wish, const Operand& out) {
+  const Epilogue epilogue{.bias = wish.bias && !wish.residual, .activation = wish.activation, .gate = wish.gate};
+  if (wish.in_one_piece) return {{linear_in_one_piece(context, linear, a.rows, m, epilogue, out)}};
+  return {{context.products->linear(linear, a.rows, m, epilogue, out, /*in_one_piece=*/false)}};
 }
 
 template <>

@@ -1,17 +1,15 @@
-// Running matrix products on CUDA: linear layers with their epilogues, and the strided batches of general attention.
+// Running matrix products on CUDA: `linear`, and the strided batches of general attention.
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <utility>
 
 #include "core/check.h"
 #include "core/dispatch.h"
 #include "gemm/gemm.h"
-#include "gemm/gpu/deferred_norm.h"
 #include "gemm/gpu/own.h"
 #include "gemm/gpu/turned_product.h"
 #include "gemm/hopper/few_rows.h"
-#include "gemm/hopper/wgmma_norm.h"
-#include "gemm/hopper/wgmma_q8_0.h"
 #include "gemm/plans.h"
 #include "kernels/kernels.h"
 
@@ -49,8 +47,7 @@ PlanKey key_of(const Context<Cuda>& context, const Product& product, const Produ
 Epilogue run(Context<Cuda>& context, const Product& product, ProductData data) {
   const PlanKey key = key_of(context, product, data);
   const Plan plan = context.plans->get(key, data.bias);
-  FTBERT_CHECK(plan.supported, "there is no algorithm for a product of ", to_string(product.a), " with m=", product.m,
-               " n=", product.n, " k=", product.k, " batch=", product.batch);
+  FTBERT_CHECK(plan.supported, "there is no algorithm for a product of ", in_the_way(gpu_of(context), product));
   if (plan.own) {
     run_own(context, plan.own, product, data);
     return {};
@@ -60,12 +57,13 @@ Epilogue run(Context<Cuda>& context, const Product& product, ProductData data) {
   return plan.epilogue.after;
 }
 
-// What of a product no kernel does while it stores the result as wished; `product` becomes one that there is.
+// Returns the epilogue that must run as a separate kernel, and reduces `product` to one that a kernel supports.
 template <class T>
-Epilogue split_off(const Context<Cuda>& context, Product& product) {
-  if (product.a != DType::e4m3 || guess_product(gpu_of(context), product)) return {};
+Epilogue split_off(Context<Cuda>& context, Product& product, const ProductData& data) {
+  const auto supported = [&] { return context.plans->get(key_of(context, product, data), data.bias).supported; };
+  if (product.a != DType::e4m3 || supported()) return {};
   product.c = kDType<T>;
-  return guess_product(gpu_of(context), product) ? Epilogue{} : std::exchange(product.epilogue, {});
+  return supported() ? Epilogue{} : std::exchange(product.epilogue, {});
 }
 
 // The rows of a in the type that this weight multiplies; Error where they are stored in another.
@@ -74,7 +72,167 @@ const void* operand_of(const Linear<T>& weights, const Operand& a) {
   return weights.weight.dtype == DType::e4m3 ? a.scaled_e4m3() : static_cast<const void*>(a.template as<T>());
 }
 
-// A weight in Q8_0 that no kernel multiplies by as it is.
+template <class T>
+ProductData data_of(const Product& product, const Linear<T>& weights, const Operand& a, void* c) {
+  return {.a = operand_of(weights, a),
+          .b = weights.weight.data,
+          .bias = product.epilogue.bias ? weights.bias : nullptr,
+          .c = c,
+          .a_scale = a.scale,
+          .b_scale = weights.weight.scale,
+          .stream = kDType<T>};
+}
+
+// A product and its ending as one kernel is asked for it.
+template <class T>
+struct Sentence {
+  Product product;  // its m is that of the plan
+  ProductData data;
+  int64_t rows;  // that are computed
+  Made<T> made = {};
+  bool in_step = false, cached = false;  // as in PlanKey
+};
+
+template <class T>
+PendingNorm pending_on(const Edge<T>& edge) {
+  return edge.moments ? PendingNorm{edge.gamma, edge.unscale, edge.moments, edge.pending.eps} : PendingNorm{};
+}
+
+// With the residual sum, and the norm of it or what the next product needs of it.
+template <class T>
+std::optional<Sentence<T>> with_residual(const Linear<T>& weights, const Operand& a, int64_t m, const Ending<T>& wish,
+                                         const Operand& out) {
+  const auto& [stream, rows, norm, to, read, exchanged] = *wish.residual;
+  const Deferral& deferral = wish.deferral;
+  const bool scaled = to.copy.scaled();
+  T* const x = to.sum ? to.sum : to.normed;
+  Epilogue epilogue{.bias = true, .residual = true, .norm = norm.kind};
+  if (deferral.by == NormedBy::kernels) {
+    const DType stored = weights.weight.dtype;
+    if (!exchanged || !exchanged->data || !norm.gamma || (stored != DType::e4m3 && (stored != kDType<T> || scaled)))
+      return {};
+    epilogue.after = to.sum ? After::norm_beside : After::norm;
+    const Product product = product_of(weights, m, a, kDType<T>, epilogue);
+    T* const normed = scaled ? to.normed : to.only_norm();
+    Sentence<T> made{product, data_of(product, weights, a, to.sum ? to.sum : normed), rows};
+    made.data.norm = norm_over<void>(norm);
+    made.data.copy = scaled ? static_cast<void*>(to.copy.scaled_e4m3()) : to.sum ? normed : nullptr;
+    made.data.copy_scale = scaled ? to.copy.scale : nullptr;
+    made.data.moments = *exchanged;
+    made.made.added = true;
+    return made;
+  }
+  if (deferral.by == NormedBy::moments) {
+    epilogue.after = to.sum ? After::moments_beside : After::moments;
+    T* const c = to.sum ? to.copy.template as<T>() : out.template as<T>();
+    const SumVectors& vectors = read ? weights.ahead_of_norm : weights.unread;
+    const Product product = product_of(weights, m, a, kDType<T>, epilogue);
+    Sentence<T> made{product, data_of(product, weights, a, c), m};
+    made.data.by_moments = {.add = vectors.add,
+                            .gamma = vectors.gamma,
+                            .pending = pending_on(stream),
+                            .residual = stream.rows.data,
+                            .moments = deferral.moments};
+    made.made.added = true;
+    made.made.rows = read ? Edge<T>{Operand::of(c), norm, deferral.moments, vectors.gamma, vectors.unscale}
+                          : Edge<T>{Operand::of(to.sum ? x : c), norm};
+    return made;
+  }
+  const Product product = product_of(weights, m, a, kDType<T>, epilogue);
+  Sentence<T> made{product, data_of(product, weights, a, x), m};
+  made.data.tile_count = deferral.tile_count;
+  made.made = {.rows = {Operand::of(x), norm}, .added = true};
+  return made;
+}
+
+// With the norm that is pending on a, or with heads.
+template <class T>
+std::optional<Sentence<T>> with_norm_or_heads(const Linear<T>& weights, const Edge<T>& a, int64_t m, int64_t rows,
+                                              const Ending<T>& wish, const Operand& out) {
+  const NormedBy by = wish.deferral.by;
+  const Epilogue epilogue{.bias = wish.bias, .activation = wish.activation, .gate = wish.gate};
+  if (by == NormedBy::kernels && (!wish.heads || weights.weight.dtype == DType::q8_0 ||
+                                  m > kMostElements / std::max(weights.weight.n, weights.weight.k)))
+    return {};
+  const Product product = product_of(weights, m, a.rows, kDType<T>, epilogue);
+  Sentence<T> made{product, data_of(product, weights, a.rows, out.template as<T>()), m, {{out}}};
+  if (by == NormedBy::moments) {
+    made.product.before = Before::norm_by_moments;
+    made.data.by_moments = {.add = weights.behind_norm.add,
+                            .slope = weights.behind_norm.slope,
+                            .pending = pending_on(a),
+                            .moments = wish.deferral.moments};
+  } else if (by == NormedBy::reader) {
+    if (a.pending) made.product.before = Before::norm_rows;
+    made.data.norm = norm_over<void>(a.pending);
+    made.data.tile_count = wish.deferral.tile_count;
+    made.in_step = true;
+  } else {
+    made.product.epilogue.heads = head_columns(wish.heads->heads, wish.heads->rules);
+    if (!made.product.epilogue.heads) return {};
+    made.data.heads = wish.heads->heads, made.data.rules = rules_over<void>(wish.heads->rules);
+    made.rows = rows, made.cached = wish.heads->cached, made.made.heads = true;
+  }
+  return made;
+}
+
+PlanKey with_neighbours(PlanKey key, bool in_step, bool cached) {
+  key.in_step = in_step, key.cached = cached;
+  return key;
+}
+
+// Runs a sentence where one kernel of ours does all of it.
+template <class T>
+bool run_whole(const Context<Cuda>& context, Sentence<T>& all) {
+  const PlanKey key = with_neighbours(key_of(context, all.product, all.data), all.in_step, all.cached);
+  const OwnChoice own = context.plans->get(key, all.data.bias).own;
+  if (!own) return false;
+  all.product.m = all.rows;
+  run_own(context, own, all.product, all.data);
+  return true;
+}
+
+// The product alone, in parts where it is too large for one, and behind it what of the epilogue it did not do.
+template <class T>
+Operand linear_alone(Context<Cuda>& context, const Linear<T>& weights, const Operand& a, int64_t m, Epilogue epilogue,
+                     const Operand& out) {
+  const bool e4m3 = weights.weight.dtype == DType::e4m3, narrow = e4m3 && out.dtype == DType::e4m3;
+  FTBERT_CHECK(out.dtype != DType::e4m3 || (out.per == Granularity::tensor && out.scale),
+               "a result in e4m3 needs one scale");
+  Operand made = out.dtype == DType::e4m3 && !narrow ? Operand::of(static_cast<T*>(out.data)) : out;
+  if (!narrow) made.template as<T>();
+  const int64_t n = weights.weight.n, k = weights.weight.k;
+  if (m == 0 || n == 0) return made;
+  int64_t step = std::max<int64_t>(1, kMostElements / std::max(n, k));
+  if (step > 1024) step -= step % 1024;
+  const int64_t cols = epilogue.columns(n);
+  Product product = product_of(weights, std::min(step, m), a, made.dtype, epilogue);
+  ProductData data = data_of(product, weights, a, made.data);
+  if (epilogue.gate != Gate::none) data.sums = static_cast<T*>(out.data) + m * cols;
+  data.c_scale = made.scale;
+  const T* const bias = static_cast<const T*>(data.bias);
+  const Epilogue split = split_off<T>(context, product, data);
+  if (product.c != made.dtype) made = Operand::of(static_cast<T*>(out.data)), data.c_scale = nullptr;
+  if (!product.epilogue.bias) data.bias = nullptr;
+  const char* const from = static_cast<const char*>(data.a);
+  for (int64_t first = 0; first < m; first += step) {
+    product.m = std::min(step, m - first);
+    data.a = from + first * k * bytes_of(product.a);
+    T* const to = reinterpret_cast<T*>(static_cast<char*>(made.data) + first * cols * bytes_of(made.dtype));
+    data.c = split.gate == Gate::none ? to : data.sums;
+    const Epilogue after = run(context, product, data);
+    const Epilogue& left = split == Epilogue{} ? after : split;
+    const T* const bias_left = left.bias ? bias : nullptr;
+    if (left.gate != Gate::none)
+      add_bias_gate<Cuda, T>(context, Operand::of(static_cast<const T*>(data.sums)), bias_left, left.activation,
+                             product.m, cols, Operand::of(to));
+    else if (left != Epilogue{})
+      add_bias_act<Cuda, T>(context, to, bias_left, left.activation, product.m, n);
+  }
+  return made;
+}
+
+// The same by a weight in Q8_0 that no kernel multiplies by as it is.
 template <class T>
 Operand linear_dequantised(const Context<Cuda>& context, const Linear<T>& weights, const Operand& a, int64_t m,
                            Epilogue epilogue, const Operand& out) {
@@ -86,20 +244,21 @@ Operand linear_dequantised(const Context<Cuda>& context, const Linear<T>& weight
   plain.weight = {.data = context.weight_scratch, .dtype = kDType<T>, .n = weights.weight.n, .k = weights.weight.k};
   Context<Cuda> behind = context;
   behind.overlap = false;
-  return linear(behind, plain, a, m, epilogue, out);
+  return linear_alone(behind, plain, a, m, epilogue, out);
 }
 
 }  // namespace
 
 void check_own(const Context<Cuda>& context, const OwnChoice& own, const Product& product, const ProductData& data) {
-  const Epilogue& e = product.epilogue;
   FTBERT_CHECK(own.kernel->supports(gpu_of(context), own.variant, product), "the product ", own.kernel->name, " ",
-               own.variant_name(), " cannot do m=", product.m, " n=", product.n, " k=", product.k, " and ",
-               e.residual_norm ? "a norm" : to_string(e.activation), e.gate != Gate::none ? " with a gate" : "");
+               own.variant_name(), " cannot do ", in_the_way(gpu_of(context), product));
   for (const void* p : {data.a, data.b, data.bias, data.norm.gamma, data.norm.beta, static_cast<const void*>(data.c),
                         static_cast<const void*>(data.copy)})
     FTBERT_CHECK(reinterpret_cast<uintptr_t>(p) % 16 == 0,
                  "a product of ftbert's own needs operands aligned to 16 bytes");
+  FTBERT_CHECK(!product.epilogue.heads || product.n == data.heads.qkv_width(), "the product ", own.kernel->name, " ",
+               own.variant_name(), " cannot turn heads of ", data.heads.size, " in n=", product.n);
+  FTBERT_CHECK(!data.rules.rotation || data.rules.positions, "rotary: there is a table, but no positions given");
   if (product.a != DType::e4m3) return;
   FTBERT_CHECK(data.a_scale && data.b_scale && (product.c != DType::e4m3 || data.c_scale),
                "a product of E4M3 needs the scales of its operands, and of a result in E4M3");
@@ -113,51 +272,27 @@ void run_own(const Context<Cuda>& context, const OwnChoice& own, const Product& 
 }
 
 template <class Device, class T>
-Operand linear(Context<Device>& context, const Linear<T>& weights, const Operand& a, int64_t m, Epilogue epilogue,
+Made<T> linear(Context<Device>& context, const Linear<T>& weights, const Edge<T>& a, int64_t m, const Ending<T>& wish,
                const Operand& out) {
   check_product_exists(context, weights);
-  if (weight_scratch_bytes(context, weights, m) > 0) return linear_dequantised(context, weights, a, m, epilogue, out);
-  const bool e4m3 = weights.weight.dtype == DType::e4m3, narrow = e4m3 && out.dtype == DType::e4m3;
-  FTBERT_CHECK(out.dtype != DType::e4m3 || (out.per == Granularity::tensor && out.scale),
-               "a result in e4m3 needs one scale");
-  Operand made = out.dtype == DType::e4m3 && !narrow ? Operand::of(static_cast<T*>(out.data)) : out;
-  if (!narrow) made.template as<T>();
-  const int64_t n = weights.weight.n, k = weights.weight.k;
-  if (m == 0 || n == 0) return made;
-  Product product = product_of(weights, m, a, made.dtype, epilogue);
-  const bool has_bias = product.epilogue.bias, gated = epilogue.gate != Gate::none;
-  const int64_t cols = epilogue.columns(n);
-  const Epilogue split = split_off<T>(context, product);
-  if (product.c != made.dtype) made = Operand::of(static_cast<T*>(out.data));
-  const char* const from = static_cast<const char*>(operand_of(weights, a));
-  char* const c = static_cast<char*>(made.data);
-  const T* const bias = has_bias ? weights.bias : nullptr;
-  int64_t step = std::max<int64_t>(1, kMostElements / std::max(n, k));
-  if (step > 1024) step -= step % 1024;
-  for (int64_t first = 0; first < m; first += step) {
-    char* const stored = c + first * cols * bytes_of(made.dtype);
-    T* const to = reinterpret_cast<T*>(stored);
-    T* const sums = gated ? static_cast<T*>(out.data) + m * cols : nullptr;
-    product.m = std::min(step, m - first);
-    const Epilogue after = run(context, product,
-                               {.a = from + first * k * bytes_of(product.a),
-                                .b = weights.weight.data,
-                                .bias = product.epilogue.bias ? bias : nullptr,
-                                .c = stored,
-                                .sums = sums,
-                                .a_scale = a.scale,
-                                .b_scale = weights.weight.scale,
-                                .c_scale = made.scale,
-                                .stream = kDType<T>});
-    const Epilogue& left = split == Epilogue{} ? after : split;
-    const T* const bias_left = left.bias ? bias : nullptr;
-    if (left.gate != Gate::none)
-      add_bias_gate<Device, T>(context, Operand::of(sums), bias_left, left.activation, product.m, cols,
-                               Operand::of(to));
-    else if (left != Epilogue{})
-      add_bias_act<Device, T>(context, to, bias_left, left.activation, product.m, n);
+  const int64_t rows = m;
+  if (wish.in_one_piece && wish.deferral.by != NormedBy::reader) m = product_rows(context, weights, rows);
+  if constexpr (kNormInsideProducts<Device, T>) {
+    std::optional<Sentence<T>> whole;
+    if (rows > 0 && weights.weight.n > 0)
+      whole = wish.residual ? with_residual(weights, a.rows, m, wish, out)
+                            : with_norm_or_heads(weights, a, m, rows, wish, out);
+    if (whole && run_whole(context, *whole)) {
+      if (whole->product.epilogue.normed()) ++wish.residual->exchanged->turn;
+      return whole->made;
+    }
+    FTBERT_CHECK(!whole || wish.deferral.by == NormedBy::kernels, "a norm was left to a product of ",
+                 in_the_way(gpu_of(context), whole->product));
   }
-  return made;
+  const Epilogue epilogue{.bias = wish.bias && !wish.residual, .activation = wish.activation, .gate = wish.gate};
+  if (weight_scratch_bytes(context, weights, m) > 0)
+    return {.rows = {linear_dequantised(context, weights, a.rows, m, epilogue, out)}};
+  return {.rows = {linear_alone(context, weights, a.rows, m, epilogue, out)}};
 }
 
 template <class Device, class T>
@@ -171,75 +306,6 @@ int64_t gemm_rows(const Context<Cuda>&, int64_t rows) {
   return cuda_gemm_rows(rows);
 }
 
-template <class Device, class T>
-Operand linear_all(Context<Device>& context, const Linear<T>& weights, const Operand& a, int64_t m, Epilogue epilogue,
-                   const Operand& out) {
-  return linear(context, weights, a, product_rows(context, weights, m), epilogue, out);
-}
-
-template <class Device, class T>
-bool linear_norm(Context<Device>& context, const Linear<T>& weights, const Operand& a, int64_t m, const Norm<T>& norm,
-                 int64_t rows, ExchangedMoments& moments, const Output<T>& to) {
-  const ResidualNorm where = to.sum ? ResidualNorm::next : ResidualNorm::result;
-  check_product_exists(context, weights);
-  const bool e4m3 = weights.weight.dtype == DType::e4m3, scaled = to.copy.scaled();
-  if (!moments.data || !contains_norm(where, norm) || (!e4m3 && (weights.weight.dtype != kDType<T> || scaled)))
-    return false;
-  Product whole = product_of(weights, m, a, kDType<T>, {.bias = true, .residual_norm = where});
-  T* const normed = scaled ? to.normed : to.only_norm();
-  void* const copy = scaled ? static_cast<void*>(to.copy.scaled_e4m3()) : to.sum ? normed : nullptr;
-  const ProductData data{.a = operand_of(weights, a),
-                         .b = weights.weight.data,
-                         .bias = weights.bias,
-                         .c = to.sum ? to.sum : normed,
-                         .a_scale = a.scale,
-                         .b_scale = weights.weight.scale,
-                         .stream = kDType<T>,
-                         .norm = {norm.kind, norm.gamma, norm.beta, norm.eps, norm.offset, norm.rounding},
-                         .copy = copy,
-                         .copy_scale = scaled ? to.copy.scale : nullptr,
-                         .moments = moments};
-  const PlanKey key = key_of(context, whole, data);
-  const OwnChoice own = context.plans->get(key, nullptr).own;
-  if (!own) return false;
-  whole.m = rows;
-  run_own(context, own, whole, data);
-  ++moments.turn;
-  return true;
-}
-
-// `rotary` reads and stores the heads of queries and keys: 512 x 8192 took 9.1 us (H100).
-double rotary_microseconds(int64_t rows, const Heads& heads) {
-  const int64_t bytes = 2 * rows * (heads.width() + heads.kv_width()) * static_cast<int64_t>(sizeof(half_t));
-  return 2.0 + static_cast<double>(bytes) / 2.6e6;
-}
-
-template <class Device, class T>
-bool linear_turned(Context<Device>& context, const Linear<T>& weights, const Operand& a, int64_t rows,
-                   const Heads& heads, const HeadRules<T>& rules, const CacheRows<T>& cache, const Operand& out) {
-  check_product_exists(context, weights);
-  Product product = product_of(weights, gemm_rows(context, rows), a, kDType<T>, {.bias = true});
-  if (rows == 0 || weights.weight.dtype == DType::q8_0 || product.m > kMostElements / std::max(product.n, product.k))
-    return false;  // `linear` cuts it
-  const ProductData data{.a = operand_of(weights, a),
-                         .b = weights.weight.data,
-                         .bias = weights.bias,
-                         .c = out.template as<T>(),
-                         .a_scale = a.scale,
-                         .b_scale = weights.weight.scale,
-                         .stream = kDType<T>};
-  const PlanKey key = key_of(context, product, data);
-  OwnChoice chosen = context.plans->get(key, data.bias).own;
-  // For the product alone cuBLASLt is faster, as guessed or measured.
-  if (!chosen && !cache && std::min({key.align_a, key.align_b, key.align_c}) >= 16)
-    chosen = guess_product(gpu_of(context), product, rotary_microseconds(product.m, heads));
-  const OwnChoice own = turning(gpu_of(context), chosen, product, heads, rules);
-  if (!own) return false;
-  product.m = rows;
-  run_turned(context, own, product, data, heads, rules);
-  return true;
-}
-
 template <class T>
 int64_t product_rows(const Context<Cuda>& context, const Linear<T>& linear, int64_t rows) {
   return linear.weight.dtype == DType::q8_0 && rows <= kMostFewRows ? rows : gemm_rows(context, rows);
@@ -248,17 +314,13 @@ int64_t product_rows(const Context<Cuda>& context, const Linear<T>& linear, int6
 template <class T>
 size_t weight_scratch_bytes(const Context<Cuda>& context, const Linear<T>& linear, int64_t rows) {
   const Matrix& w = linear.weight;
-  if (w.dtype != DType::q8_0 || rows == 0 || few_rows_supports(gpu_of(context), kDType<T>, rows, w) ||
-      wgmma_q8_0_supports(gpu_of(context), kDType<T>, w))
-    return 0;
+  if (w.dtype != DType::q8_0 || rows == 0 || has_kernel(gpu_of(context), product_of(linear, rows, {}))) return 0;
   return static_cast<size_t>(w.n * w.k) * sizeof(half_t);
 }
 
 template <class T>
-int wgmma_tile_variant(const Context<Cuda>& context, const Linear<T>& weights, int64_t m, Epilogue epilogue) {
-  const PlanKey key = key_of(context, product_of(weights, m, epilogue), {.b = weights.weight.data});
-  const OwnChoice own = context.plans->get(key, weights.bias).own;
-  return own.kernel == &wgmma_tile ? own.variant : -1;
+bool is_one_kernel(const Context<Cuda>& context, const Linear<T>& linear, const Product& product) {
+  return static_cast<bool>(context.plans->get(key_of(context, product, {.b = linear.weight.data}), linear.bias).own);
 }
 
 template <class Device, class T, class C>
@@ -276,21 +338,15 @@ void gemm(Context<Device>& context, const Product& product, const T* a, const T*
   }
 }
 
-#define FTBERT_INSTANTIATE(T)                                                                                       \
-  template Operand linear(Context<Cuda>&, const Linear<T>&, const Operand&, int64_t, Epilogue, const Operand&);     \
-  template Operand wished_by<Cuda, T>(const Linear<T>&, T*);                                                        \
-  template Operand linear_all(Context<Cuda>&, const Linear<T>&, const Operand&, int64_t, Epilogue, const Operand&); \
-  template bool linear_norm(Context<Cuda>&, const Linear<T>&, const Operand&, int64_t, const Norm<T>&, int64_t,     \
-                            ExchangedMoments&, const Output<T>&);                                                   \
-  template int64_t product_rows(const Context<Cuda>&, const Linear<T>&, int64_t);                                   \
-  template size_t weight_scratch_bytes(const Context<Cuda>&, const Linear<T>&, int64_t);                            \
-  template int wgmma_tile_variant(const Context<Cuda>&, const Linear<T>&, int64_t, Epilogue);                       \
+#define FTBERT_INSTANTIATE(T)                                                                          \
+  template Made<T> linear(Context<Cuda>&, const Linear<T>&, const Edge<T>&, int64_t, const Ending<T>&, \
+                          const Operand&);                                                             \
+  template Operand wished_by<Cuda, T>(const Linear<T>&, T*);                                           \
+  template int64_t product_rows(const Context<Cuda>&, const Linear<T>&, int64_t);                      \
+  template size_t weight_scratch_bytes(const Context<Cuda>&, const Linear<T>&, int64_t);               \
+  template bool is_one_kernel(const Context<Cuda>&, const Linear<T>&, const Product&);                 \
   template void gemm(Context<Cuda>&, const Product&, const T*, const T*, float*);
 FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
-template bool linear_turned(Context<Cuda>&, const Linear<half_t>&, const Operand&, int64_t, const Heads&,
-                            const HeadRules<half_t>&, const CacheRows<half_t>&, const Operand&);
-template bool linear_turned(Context<Cuda>&, const Linear<bfloat16_t>&, const Operand&, int64_t, const Heads&,
-                            const HeadRules<bfloat16_t>&, const CacheRows<bfloat16_t>&, const Operand&);
 template void gemm(Context<Cuda>&, const Product&, const half_t*, const half_t*, half_t*);
 template void gemm(Context<Cuda>&, const Product&, const bfloat16_t*, const bfloat16_t*, bfloat16_t*);
 

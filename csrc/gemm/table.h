@@ -18,7 +18,7 @@ struct TunedRow {
   OwnChoice own = {};                   // if there is none:
   std::array<uint64_t, 8> algorithm{};  // cuBLASLt's
 
-  // cuBLASLt's, whatever that is; with residual_norm: no kernel that contains the norm.
+  // cuBLASLt's, whatever that is; with a norm: no kernel that contains the norm.
   bool is_first_proposal() const { return !own && algorithm == std::array<uint64_t, 8>{}; }
 };
 

@@ -28,8 +28,10 @@ void attend_general(Context<Device>& context, const Heads& heads, const T* qkv, 
     const int64_t seq = some.max_k;
     if (seq == 0) continue;
     const DType t = kDType<T>;
-    const Product scores{seq, seq, heads.size, t, t, DType::fp32, {}, some.count * heads.count};
-    const Product sums{seq, heads.size, seq, t, t, t, {}, some.count * heads.count, /*b_transposed=*/false};
+    const int64_t batch = some.count * heads.count;
+    const Product scores{.m = seq, .n = seq, .k = heads.size, .a = t, .b = t, .c = DType::fp32, .batch = batch};
+    const Product sums{
+        .m = seq, .n = heads.size, .k = seq, .a = t, .b = t, .c = t, .batch = batch, .b_transposed = false};
     add_qkv_bias<Device, T>(context, heads, qkv, bias, some, b.q, b.k, b.v);
     gemm<Device, T, float>(context, scores, b.q, b.k, b.scores);
     softmax<Device, T>(context, heads, b.scores, some, policy, b.probabilities);
@@ -73,15 +75,14 @@ Operand attend(Context<Device>& context, const Layer<T>& layer, const Batch& bat
   const HeadRules<T> rules{layer.q_norm, layer.k_norm, layer.rotation, batch.turns() + run.first_token};
   // The general path adds the bias itself, in its own order, unless it belongs to what heads become.
   const bool biased = fused || rules;
-  const Operand from = stream.read(layer.qkv, layer.attention_norms.before);
   const CacheRows<T> cache = cache_rows_of(layer, batch, run);
-  bool turned = false;
-  if constexpr (kNormInsideProducts<Device, T>)
-    turned =
-        rules && !stream.deferred && linear_turned(context, layer.qkv, from, run.tokens, c.heads, rules, cache, wished);
-  const Operand qkv = turned            ? wished
-                      : stream.deferred ? stream.deferred->project(context, layer.qkv, Activation::none, wished)
-                                        : linear_all(context, layer.qkv, from, run.tokens, {.bias = biased}, wished);
+  const HeadsWish<T> heads{c.heads, rules, static_cast<bool>(cache)};
+  const Made<T> made = linear(
+      context, layer.qkv, stream.read(layer.qkv, layer.attention_norms.before), run.tokens,
+      {.bias = biased, .heads = rules ? &heads : nullptr, .deferral = stream.deferral(0, false), .in_one_piece = true},
+      wished);
+  const Operand& qkv = made.rows.rows;
+  const bool turned = made.heads;
   if (fused && one_each && !turned && qkv.dtype == kDType<T> &&
       attention_of_new_tokens(context, c.heads, rules, qkv.as<T>(), sequences, cache, policy, b.attention_scratch,
                               static_cast<T*>(out.data)))

@@ -34,7 +34,8 @@ void LayerStack<Device, T>::run_chosen_rows(Context<Device>& context, const Batc
     T* const to = chosen + (attended.kind == RowKind::any ? 0 : run.first_sequence * width);
     gather_rows<Device, T>(context, b.attended, batch.of(run), attended, width, to);
   }
-  finish(context, last, Operand::of(chosen), batch.output_rows(), b, {out, b.normed});
+  Stream<Device, T> of_chosen{out, b.normed};
+  finish(context, last, config_.depth(), Operand::of(chosen), batch.output_rows(), b, of_chosen);
 }
 
 #define FTBERT_INSTANTIATE(D, T)                                                                      \

@@ -14,12 +14,12 @@ Operand feed_forward(Context<Device>& context, const Layer<T>& layer, const Stre
                      const LayerBuffers<T>& b) {
   const FeedForwardConfig& ffn = layer.config.ffn;
   const Operand inner = wished_by<Device, T>(layer.down, b.inner);
-  if (stream.deferred) return stream.deferred->project(context, layer.up, ffn.activation, inner);
-  const Operand x = stream.read(layer.up, layer.ffn_norms.before);
-  const Gate gate = ffn.gated ? Gate::pairs : Gate::none;
-  const Operand made =
-      linear(context, layer.up, x, m, {.bias = true, .activation = ffn.activation, .gate = gate}, inner);
-  return scaled_for<Device, T>(context, layer.down, made, m, b.scaled_inner);
+  const Made<T> made = linear(context, layer.up, stream.read(layer.up, layer.ffn_norms.before), m,
+                              {.activation = ffn.activation,
+                               .gate = ffn.gated ? Gate::pairs : Gate::none,
+                               .deferral = stream.deferral(1, false)},
+                              inner);
+  return scaled_for<Device, T>(context, layer.down, made.rows.rows, m, b.scaled_inner);
 }
 
 }  // namespace ftbert

@@ -32,57 +32,88 @@ void LayerStack<Device, T>::begin(Context<Device>& context, int64_t rows, const 
   if (empty)
     out.normed = stream.x;
   else
-    out.copy = stream.read(weights_.layers[0].qkv, norm);
+    out.copy = stream.read(weights_.layers[0].qkv, norm).rows;
   add_bias_input_layernorm<Device, T>(context, stream.x, nullptr, nullptr, norm, rows, config_.hidden, out);
 }
 
 template <class Device, class T>
-void LayerStack<Device, T>::finish(Context<Device>& context, int64_t i, const Operand& attended, int64_t rows,
-                                   LayerBuffers<T>& b, const Stream<Device, T>& stream) const {
+void LayerStack<Device, T>::finish(Context<Device>& context, int64_t i, int64_t layers, const Operand& attended,
+                                   int64_t rows, LayerBuffers<T>& b, Stream<Device, T>& stream) const {
   const Norm<T> absent;
   const Layer<T>& layer = weights_.layers[i];
-  const bool last = i + 1 == config_.depth();
+  const bool last = i + 1 == config_.depth(), keep_sum = layer.config.norm_place == NormPlace::pre;
   const BlockNorms<T>&of_attention = layer.attention_norms, &of_ffn = layer.ffn_norms;
   // The model's final norm is that after the last sum, or a second one.
   const Norm<T>& behind = last && !of_ffn.after ? weights_.final_norm : of_ffn.after;
   const bool second = last && of_ffn.after && weights_.final_norm;
   const Norm<T>& next = last ? absent : weights_.layers[i + 1].attention_norms.before;
   const Linear<T>* const next_product = last ? nullptr : &weights_.layers[i + 1].qkv;
-  for (const Chunk& chunk : chunks_of(context, layer.out, rows)) {
-    const Stream<Device, T> part = stream.from(chunk.first, config_.hidden);
+  const BlockEnd<T> of_first{layer.out, of_attention.result, of_attention.after, of_ffn.before, &layer.up, 0, keep_sum,
+                             true};
+  const BlockEnd<T> of_second{layer.down, of_ffn.result, behind, next, next_product, 1, keep_sum, i + 1 < layers};
+  const auto of_chunk = [&](const Chunk& chunk, Stream<Device, T>& part) {
     const Operand a = scaled_for<Device, T>(context, layer.out, attended.from(chunk.first, layer.out.weight.k),
                                             chunk.rows, b.qkv);  // which nobody reads any more
-    project_and_add(context, {layer.out, of_attention.result, of_attention.after, of_ffn.before, &layer.up, 0}, a,
-                    chunk, part, b);
+    project_and_add(context, of_first, a, chunk, part, b);
     const Operand inner = feed_forward(context, layer, part, chunk.computed, b);
-    project_and_add(context, {layer.down, of_ffn.result, behind, next, next_product, 1}, inner, chunk, part, b);
+    project_and_add(context, of_second, inner, chunk, part, b);
     if (second)
       add_bias_input_layernorm<Device, T>(context, part.x, nullptr, nullptr, weights_.final_norm, chunk.rows,
                                           config_.hidden, {.normed = part.x});
+  };
+  if (stream.by != NormedBy::kernels) {
+    const int64_t computed = stream.by == NormedBy::reader ? rows : product_rows(context, layer.out, rows);
+    return of_chunk({0, rows, computed}, stream);
   }
+  for (const Chunk& chunk : chunks_of(context, layer.out, rows)) {
+    Stream<Device, T> part = stream.from(chunk.first, config_.hidden);
+    of_chunk(chunk, part);
+  }
+}
+
+template <class Device, class T>
+void LayerStack<Device, T>::settle(Context<Device>& context, int64_t rows, const Stream<Device, T>& stream) const {
+  const bool of_stream = static_cast<bool>(stream.sum.pending);
+  const Norm<T>& norm = of_stream ? stream.sum.pending : stream.next.pending;
+  if (!norm) return;
+  Output<T> out;
+  if (of_stream)
+    out.normed = stream.x;
+  else
+    out.copy = Operand::of(stream.normed);
+  add_bias_input_layernorm<Device, T>(context, stream.sum.rows.template as<T>(), nullptr, nullptr, norm, rows,
+                                      config_.hidden, out);
 }
 
 template <class Device, class T>
 void LayerStack<Device, T>::run(Context<Device>& context, const Batch& batch, const std::vector<Run>& runs,
                                 int64_t layers, LayerBuffers<T>& b, T* x, const HiddenStateHook<T>& hook,
-                                DeferredCall<Device, T>* deferred) const {
-  const auto stream = [&](const Run& run) {
-    return Stream<Device, T>{x, b.normed, 0, deferred}.from(run.first_token, config_.hidden);
-  };
+                                NormedBy by) const {
+  std::vector<Stream<Device, T>> streams;
+  for (const Run& run : runs) streams.push_back(Stream<Device, T>{x, b.normed}.from(run.first_token, config_.hidden));
+  if (by != NormedBy::kernels) {
+    Stream<Device, T>& stream = streams.front();
+    stream.by = by, stream.tile_counts = b.tile_counts;
+    if (by == NormedBy::moments) {
+      const int64_t words = gemm_rows(context, batch.tokens()) * kMomentWords;
+      stream.moments[0] = {b.deferred_moments}, stream.moments[1] = {b.deferred_moments + words};
+    }
+    stream.sum = {Operand::of(x)};
+  }
   if (hook && config_.depth() > 0) hook(0, x);
-  for (const Run& run : runs) begin(context, run.tokens, stream(run));
+  for (size_t r = 0; r < runs.size(); ++r) begin(context, runs[r].tokens, streams[r]);
   if (hook && config_.depth() == 0) hook(0, x);
   for (int64_t i = 0; i < layers; ++i) {
-    for (const Run& run : runs) {
+    for (size_t r = 0; r < runs.size(); ++r) {
       const Layer<T>& layer = weights_.layers[i];
       const Operand wished = wished_by<Device, T>(layer.out, b.attended);
-      const Operand attended = attend(context, layer, batch, run, stream(run), Queries::all, path_, b,
+      const Operand attended = attend(context, layer, batch, runs[r], streams[r], Queries::all, path_, b,
                                       wished.scaled() ? wished : Operand::of(b.attended));
-      finish(context, i, attended, run.tokens, b, stream(run));
+      finish(context, i, layers, attended, runs[r].tokens, b, streams[r]);
     }
     if (hook) hook(i + 1, x);
   }
-  if (deferred) deferred->settle(context, batch.tokens(), x);
+  if (by != NormedBy::kernels) settle(context, batch.tokens(), streams.front());
 }
 
 #define FTBERT_INSTANTIATE(D, T) template class LayerStack<D, T>;

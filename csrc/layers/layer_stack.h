@@ -32,9 +32,9 @@ class LayerStack {
   Operand read_first(const LayerBuffers<T>& b) const;
 
   // x [tokens, hidden], the embedding's output, becomes what the model's first `layers` layers make of it, in the rows
-  // of these runs. With `deferred`, which was started for x, there is one run and no hook.
+  // of these runs. With norms that products do there is one run and no hook.
   void run(Context<Device>& context, const Batch& batch, const std::vector<Run>& runs, int64_t layers,
-           LayerBuffers<T>& b, T* x, const HiddenStateHook<T>& hook, DeferredCall<Device, T>* deferred = nullptr) const;
+           LayerBuffers<T>& b, T* x, const HiddenStateHook<T>& hook, NormedBy by = NormedBy::kernels) const;
 
   // layers/chosen_rows.cpp. The last layer for batch.rows, which are not all: their queries, and every token's keys and
   // values. x is what `run` has left, chosen [rows_with_slack(output_rows), width] scratch, out of that many rows. Rows
@@ -45,9 +45,11 @@ class LayerStack {
  private:
   // Before the first layer: rows of the stream.
   void begin(Context<Device>& context, int64_t rows, const Stream<Device, T>& stream) const;
-  // What follows attention in layer i, on the stream's first `rows` rows; attended [rows, width].
-  void finish(Context<Device>& context, int64_t i, const Operand& attended, int64_t rows, LayerBuffers<T>& b,
-              const Stream<Device, T>& stream) const;
+  // What follows attention in layer i of `layers`, on the stream's first `rows` rows; attended [rows, width].
+  void finish(Context<Device>& context, int64_t i, int64_t layers, const Operand& attended, int64_t rows,
+              LayerBuffers<T>& b, Stream<Device, T>& stream) const;
+  // Behind the last layer that runs: the norm that no product has done.
+  void settle(Context<Device>& context, int64_t rows, const Stream<Device, T>& stream) const;
 
   const EncoderConfig& config_;
   const Weights<T>& weights_;

@@ -4,34 +4,46 @@
 #include "kernels/kernels.h"
 #include "layers/batch.h"
 #include "layers/buffers.h"
-#include "layers/deferred_norm.h"
 #include "layers/rank_sum.h"
 #include "model/weights.h"
 
 namespace ftbert {
 
-// Rows of the stream between two blocks.
+// Rows of the stream between two blocks, and what the products of a call do of the norms between them.
 template <class Device, class T>
 struct Stream {
   T* x = nullptr;       // [rows, hidden] what blocks are added to
   T* normed = nullptr;  // [all rows, hidden] room for what the next block reads, where that is not the stream
   int64_t first = 0;    // x is this row of all
-  // Norms wait for the next product. Where they follow sums, x then stays the first block's input.
-  DeferredCall<Device, T>* deferred = nullptr;
+  NormedBy by = NormedBy::kernels;
+  RowMoments moments[2] = {};       // of the sums of a layer's two blocks
+  uint32_t* tile_counts = nullptr;  // [kTileCounts]
+  // With norms that products do there is one run. `sum`: what the next block is added to; where norms follow sums that
+  // is not x. `next`: what the next block reads.
+  Edge<T> sum = {}, next = {};
 
-  Stream from(int64_t row, int64_t cols) const { return {x + row * cols, normed, first + row, deferred}; }
+  Stream from(int64_t row, int64_t cols) const {
+    Stream rest = *this;
+    rest.x += row * cols, rest.first += row;
+    return rest;
+  }
+  // Of a layer's first or second block the first or last product.
+  Deferral deferral(int block, bool last) const {
+    return {by, moments[block], tile_counts ? tile_counts + last : nullptr};
+  }
   // What a block's first product reads that has this norm before it. Rows with scales are always apart from the stream.
-  Operand read(const Linear<T>& next, const Norm<T>& before) const {
-    Operand apart = wished_by<Device, T>(next, normed);
+  Edge<T> read(const Linear<T>& next_product, const Norm<T>& before) const {
+    if (next.rows) return next;
+    Operand apart = wished_by<Device, T>(next_product, normed);
     if (!apart.scaled()) {
-      if (!before) return Operand::of(x);
+      if (!before) return {Operand::of(x)};
       apart = Operand::of(normed);
     }
-    return apart.from(first, next.weight.k);
+    return {apart.from(first, next_product.weight.k)};
   }
   // The same where it is apart from the stream; else without data.
-  Operand read_apart(const Linear<T>& next, const Norm<T>& before) const {
-    const Operand a = read(next, before);
+  Operand read_apart(const Linear<T>& next_product, const Norm<T>& before) const {
+    const Operand a = read(next_product, before).rows;
     return before || a.scaled() ? a : Operand();
   }
 };
@@ -59,30 +71,46 @@ struct BlockEnd {
   const Norm<T>& after;        // of the sum
   const Norm<T>& before_next;  // of the stream, for the next block alone
   const Linear<T>* next;       // the next block's first product; nullptr: nobody reads on
-  int turn;                    // 0 for a layer's first block, 1 for its second
+  int block;                   // 0 for a layer's first block, 1 for its second
+  bool keep_sum;               // norms stand before the layer's blocks: the stream is the sum
+  bool read_on;                // by a product of this call's layers
 };
 
+// The same where a norm is left to products on both sides, or to the one behind: no norm kernel runs.
+template <class Device, class T>
+void project_and_leave(Context<Device>& context, const BlockEnd<T>& end, const Operand& a, int64_t m,
+                       Stream<Device, T>& stream, const LayerBuffers<T>& b) {
+  Residual<T> residual{
+      .stream = stream.sum, .rows = m, .norm = end.after ? end.after : end.before_next, .read = end.read_on};
+  if (end.keep_sum)
+    residual.to = {.sum = stream.x, .copy = Operand::of(stream.normed)};
+  else
+    residual.to.normed = stream.x;
+  const Edge<T> left =
+      linear(context, end.product, {a}, m, {.residual = &residual, .deferral = stream.deferral(end.block, true)},
+             Operand::of(b.projected))
+          .rows;
+  stream.next = left;
+  stream.sum = end.keep_sum ? Edge<T>{Operand::of(stream.x), end.after} : left;
+}
+
 // stream = after(stream + result(a @ product^T + bias)), and before_next(stream) as `next` reads it. a [chunk.computed,
-// k]; the first chunk.rows rows count. Three ways: the norm is left to the next product (DeferredCall); product and the
+// k]; the first chunk.rows rows count. Three ways: the norm is left to products (project_and_leave); product and the
 // one norm of the sum are one kernel, where the plan says so and there are exchanged_moments for it; or a product, then
 // the norms. The product of a shard is summed over ranks behind it: by the first norm's kernel, which reads the parts
 // of all ranks, or by the communicator.
 template <class Device, class T>
 void project_and_add(Context<Device>& context, const BlockEnd<T>& end, const Operand& a, const Chunk& chunk,
-                     const Stream<Device, T>& stream, LayerBuffers<T>& b) {
+                     Stream<Device, T>& stream, LayerBuffers<T>& b) {
+  if (stream.by != NormedBy::kernels) return project_and_leave(context, end, a, chunk.computed, stream, b);
   const Linear<T>& block = end.product;
   const int64_t rows = chunk.rows, cols = block.weight.n;
-  if (stream.deferred) return stream.deferred->add(context, block, a, end.after, end.before_next);
   // The first norm of the sum; where it is for the next block alone the stream keeps the sum.
   const bool keep_sum = !end.after && end.before_next, second = end.after && end.before_next;
   const Norm<T>& first = keep_sum ? end.before_next : end.after;
   const Operand apart = end.next ? stream.read_apart(*end.next, end.before_next) : Operand();
   Output<T> to{.copy = second ? Operand() : apart};
   (keep_sum ? to.sum : to.normed) = stream.x;
-  if constexpr (kNormInsideProducts<Device, T>)
-    if (!end.result && !second && block.shard.whole() &&
-        linear_norm<Device, T>(context, block, a, chunk.computed, first, rows, b.exchanged_moments, to))
-      return;
   const auto norm = [&](const auto& x, const T* bias, const T* input, const Norm<T>& norm, const Output<T>& out) {
     norm_of(context, context.communicator, x, bias, input, norm, rows, cols, out);
   };
@@ -95,12 +123,18 @@ void project_and_add(Context<Device>& context, const BlockEnd<T>& end, const Ope
     }
     if (second) norm(stream.x, nullptr, nullptr, end.before_next, {.copy = apart});
   };
-  const auto product = [&](T* at) -> const T* {
-    return linear(context, block, a, chunk.computed, {}, Operand::of(at)).template as<T>();
+  const auto product = [&](T* at, const Residual<T>* residual) {
+    return linear(context, block, {a}, chunk.computed, {.bias = false, .residual = residual}, Operand::of(at));
   };
-  if (block.shard.whole()) return norms(product(b.projected));
-  with_sum_over_ranks(context, *context.communicator, end.turn, chunk.computed, rows, cols, b.projected, product,
-                      norms);
+  if (block.shard.whole()) {
+    const Residual<T> residual{{Operand::of(stream.x)}, rows, first, to, false, &b.exchanged_moments};
+    const Made<T> made = product(b.projected, end.result || second ? nullptr : &residual);
+    if (!made.added) norms(static_cast<const T*>(made.rows.rows.template as<T>()));
+    return;
+  }
+  with_sum_over_ranks(
+      context, *context.communicator, end.block, chunk.computed, rows, cols, b.projected,
+      [&](T* at) -> const T* { return product(at, nullptr).rows.rows.template as<T>(); }, norms);
 }
 
 }  // namespace ftbert

@@ -18,7 +18,7 @@ from ftbert.tuning.gemm_rows import WGMMA_TILE, WITH_NORM, Own, Product, Row
 from ftbert.tuning.gemm_table import tuner_module
 from ftbert.tuning.product_bench import Algorithm, Bench, choice_of, is_faster
 
-_DEFERRED_ROWS = 1024  # up to which norms are deferred: csrc/layers/deferred_norm_cuda.cpp, most_tokens_by_default
+_DEFERRED_ROWS = 1024  # up to which norms are deferred: csrc/layers/prepared.h, most_deferred_tokens
 _FINALISTS = 5
 _ROUNDS = 15  # of the turns that these take
 _E4M3_SUMS = 2**-6  # of the largest result: more than sums of E4M3, which keep 14 bits, differ by from kernel to kernel

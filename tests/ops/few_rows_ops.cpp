@@ -3,7 +3,7 @@
 
 #include "binding/define_op.h"
 #include "binding/q8_0.h"
-#include "gemm/hopper/few_rows.h"
+#include "gemm/gpu/own.h"
 #include "norm_words.h"
 #include "test_checks.h"
 
@@ -39,23 +39,25 @@ Tensor linear_few_rows(const Tensor& a, const Tensor& weight, const OptionalTens
                         .a = type,
                         .b = scales ? DType::q8_0 : type,
                         .c = type,
+                        .before = norm.kind == NormKind::none ? Before::nothing : Before::norm_rows,
                         .epilogue = {.bias = bias.has_value(),
                                      .activation = parse_activation(activation),
-                                     .gate = gated ? Gate::pairs : Gate::none}};
+                                     .gate = gated ? Gate::pairs : Gate::none,
+                                     .residual = residual.has_value()}};
   Tensor out = residual ? residual->clone() : at::empty({m, product.epilogue.columns(n)}, a.options());
   const c10::DeviceGuard guard(a.device());
   CallContext<Cuda> call(a.device());
   Context<Cuda>& context = call.for_products();
   context.overlap = false;
-  run_few_rows(context, product,
-               {.a = a.const_data_ptr(),
-                .b = stored.const_data_ptr(),
-                .bias = bias ? bias->const_data_ptr() : nullptr,
-                .c = out.mutable_data_ptr()},
-               {norm.kind, gamma ? gamma->const_data_ptr() : nullptr, beta ? beta->const_data_ptr() : nullptr,
-                static_cast<float>(norm.eps), static_cast<float>(norm.offset), norm.rounding},
-               residual.has_value(),
-               counter ? reinterpret_cast<uint32_t*>(counter->mutable_data_ptr<int32_t>()) : nullptr);
+  const OwnChoice own = find_own("few_rows", "8x8");
+  FTBERT_CHECK(own, "this build has no product few_rows");
+  run_own(context, own, product,
+          {.a = a.const_data_ptr(),
+           .b = stored.const_data_ptr(),
+           .bias = bias ? bias->const_data_ptr() : nullptr,
+           .c = out.mutable_data_ptr(),
+           .norm = norm.untyped(gamma, beta),
+           .tile_count = counter ? reinterpret_cast<uint32_t*>(counter->mutable_data_ptr<int32_t>()) : nullptr});
   return out;
 }
 

@@ -29,6 +29,10 @@ struct NormWords {
                  "kind: expected rms beside an offset or before_gamma, got layer");
   }
 
+  Norm<void> untyped(const OptionalTensor& gamma, const OptionalTensor& beta) const {
+    const auto vector = [](const OptionalTensor& t) { return t ? t->const_data_ptr() : nullptr; };
+    return {kind, vector(gamma), vector(beta), static_cast<float>(eps), static_cast<float>(offset), rounding};
+  }
   template <class T>
   Norm<T> of(const OptionalTensor& gamma, const OptionalTensor& beta) const {
     return {kind, data<T>(gamma), data<T>(beta), static_cast<float>(eps), static_cast<float>(offset), rounding};

@@ -37,7 +37,9 @@ Tensor linear_op(const Tensor& a, const Tensor& weight, const OptionalTensor& bi
     const Linear<T> w{
         {.data = data<T>(weight), .dtype = kDType<T>, .packed = packed.defined() ? &packed : nullptr, .n = n, .k = k},
         data<T>(bias)};
-    const Operand made = linear(context, w, Operand::of(data<T>(a)), m, epilogue, Operand::of(data<T>(out)));
+    const Operand made = linear(context, w, {Operand::of(data<T>(a))}, m,
+                                {.activation = epilogue.activation, .gate = epilogue.gate}, Operand::of(data<T>(out)))
+                             .rows.rows;
     if (made.data != data<T>(out)) copy_on_device(context, made.as<T>(), data<T>(out), out.nbytes());
   });
   return out;
@@ -59,7 +61,9 @@ void run_own_on(const std::string& kernel, const std::string& variant, const Ten
   data.bias = bias ? bias->const_data_ptr() : nullptr;
   data.c = c.mutable_data_ptr();
   const DType stored = weight.scalar_type() == at::kByte ? DType::q8_0 : type;
-  run_own(call.context, own, {a.size(0), n, a.size(1), type, stored, type, epilogue}, data);
+  const Product product{
+      .m = a.size(0), .n = n, .k = a.size(1), .a = type, .b = stored, .c = type, .epilogue = epilogue};
+  run_own(call.context, own, product, data);
 }
 
 // With scales weight is int8, and both stand for a matrix in q8_0. -> [m, n], or with a gate [m, n / 2]; throws where
@@ -108,7 +112,8 @@ Tensor linear_e4m3(const Tensor& a, const Tensor& a_scale, const Tensor& weight,
       if (out_scale) to.dtype = DType::e4m3, to.scale = data<float>(out_scale), to.per = Granularity::tensor;
       DType made = to.dtype;
       if (kernel.empty()) {
-        made = linear(context, w, from, m, epilogue, to).dtype;
+        made = linear(context, w, {from}, m, {.activation = epilogue.activation, .gate = epilogue.gate}, to)
+                   .rows.rows.dtype;
       } else if (m > 0) {
         const OwnChoice own = find_own(kernel, variant);
         FTBERT_CHECK(own, "there is no product ", kernel, " ", variant);
@@ -143,9 +148,8 @@ std::tuple<Tensor, Tensor> linear_norm_op(const Tensor& a, const Tensor& weight,
   Tensor c = input.clone(), said = at::empty({moments}, a.options().dtype(at::kLong));
   Tensor beside = keep_sum ? at::empty_like(c) : at::empty({0, n}, a.options());
   run_own_on(keep_sum ? "wgmma_prenorm" : "wgmma_layernorm", variant, a, weight, n, bias,
-             {.residual_norm = keep_sum ? ResidualNorm::next : ResidualNorm::result}, c,
-             {.norm = {norm.kind, gamma.const_data_ptr(), beta ? beta->const_data_ptr() : nullptr,
-                       static_cast<float>(norm.eps), static_cast<float>(norm.offset), norm.rounding},
+             {.residual = true, .after = keep_sum ? After::norm_beside : After::norm, .norm = norm.kind}, c,
+             {.norm = norm.untyped(gamma, beta),
               .copy = keep_sum ? beside.mutable_data_ptr() : nullptr,
               .moments = {static_cast<uint64_t*>(said.mutable_data_ptr()), moments}});
   return keep_sum ? std::tuple(beside, c) : std::tuple(c, beside);
@@ -188,16 +192,18 @@ std::tuple<Tensor, Tensor, Tensor> linear_norm_e4m3(const Tensor& a, const Tenso
   const c10::DeviceGuard guard(a.device());
   CallContext<Cuda> call(a.device());
   call.context.overlap = false;
-  const Product product{
-      .m = m,
-      .n = n,
-      .k = a.size(1),
-      .a = DType::e4m3,
-      .b = DType::e4m3,
-      .c = type,
-      .epilogue = {.bias = bias.has_value(), .residual_norm = keep_sum ? ResidualNorm::next : ResidualNorm::result},
-      .a_scales = Granularity::tensor,
-      .b_scales = per};
+  const Product product{.m = m,
+                        .n = n,
+                        .k = a.size(1),
+                        .a = DType::e4m3,
+                        .b = DType::e4m3,
+                        .c = type,
+                        .epilogue = {.bias = bias.has_value(),
+                                     .residual = true,
+                                     .after = keep_sum ? After::norm_beside : After::norm,
+                                     .norm = norm.kind},
+                        .a_scales = Granularity::tensor,
+                        .b_scales = per};
   run_own(call.context, own, product,
           {.a = a.const_data_ptr(),
            .b = weight.const_data_ptr(),
@@ -206,8 +212,7 @@ std::tuple<Tensor, Tensor, Tensor> linear_norm_e4m3(const Tensor& a, const Tenso
            .a_scale = data<float>(a_scale),
            .b_scale = data<float>(weight_scale),
            .stream = type,
-           .norm = {norm.kind, gamma.const_data_ptr(), beta ? beta->const_data_ptr() : nullptr,
-                    static_cast<float>(norm.eps), static_cast<float>(norm.offset), norm.rounding},
+           .norm = norm.untyped(gamma, beta),
            .copy = copy_scale ? copy.mutable_data_ptr()
                    : keep_sum ? beside.mutable_data_ptr()
                               : nullptr,

@@ -59,7 +59,9 @@ Tensor mul_mat_vec_q8_0(const Tensor& x, const Tensor& values, const Tensor& sca
     Context<Device>& context = call.for_products(weight_scratch_bytes(call.context, w, m));
     if constexpr (std::is_same_v<Device, Cuda>) context.overlap = false;  // the weights were written just now
     check_product_exists(context, w);
-    const Operand made = linear(context, w, Operand::of(data<T>(x)), m, epilogue, Operand::of(data<T>(out)));
+    const Operand made = linear(context, w, {Operand::of(data<T>(x))}, m,
+                                {.activation = epilogue.activation, .gate = epilogue.gate}, Operand::of(data<T>(out)))
+                             .rows.rows;
     if (made.data != data<T>(out)) copy_on_device(context, made.as<T>(), data<T>(out), out.nbytes());
   });
   return out;

@@ -120,17 +120,20 @@ Tensor linear_turned_op(const Tensor& a, const Tensor& weight, const OptionalTen
                             .a = of_operands,
                             .b = of_operands,
                             .c = type,
-                            .epilogue = {.bias = bias.has_value()},
+                            .epilogue = {.bias = bias.has_value(), .heads = head_columns(h, words.rules<T>())},
                             .a_scales = a_scale ? Granularity::tensor : Granularity::none,
                             .b_scales = per};
+      FTBERT_CHECK(product.epilogue.heads, "no product norms and turns heads by these rules");
       const ProductData at{.a = data<void>(a),
                            .b = data<void>(weight),
                            .bias = data<T>(bias),
                            .c = out.mutable_data_ptr(),
                            .a_scale = data<float>(a_scale),
                            .b_scale = data<float>(weight_scale),
-                           .stream = type};
-      run_turned(call.context, own, product, at, h, words.rules<T>());
+                           .stream = type,
+                           .heads = h,
+                           .rules = rules_over<void>(words.rules<T>())};
+      run_own(call.context, own, product, at);
     } else {
       fail("linear_turned: expected float16 or bfloat16 on a GPU, got ", describe(a));
     }

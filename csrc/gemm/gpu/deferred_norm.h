@@ -8,49 +8,21 @@
 #pragma once
 #include <cstdint>
 
-#include "gemm/gemm.h"
 #include "gemm/gpu/own.h"
 
 namespace ftbert {
 
-// Of a matrix's rows: their sums and those of their squares, to which blocks that have other columns add. data [rows,
-// kMomentWords], of which three are used: rows that many add to at once lie apart.
-struct DeferredMoments {
-  long long* data = nullptr;
-};
-inline constexpr int kMomentWords = 16;
 inline constexpr int64_t kMostColumns = 4096;  // more could overflow
 
-// A norm still pending on x. Memory holds x * gamma, gamma [n] of make_sum_vectors; the norm's input is that times
-// *unscale. gamma nullptr: memory holds x, and no norm is pending.
-struct PendingNorm {
-  const float* gamma = nullptr;
-  const float* unscale = nullptr;
-  DeferredMoments moments;
-  float eps = 0;
-};
+// data.c = activation(corrected product), or its gates: data.a is what run_ahead_of_norm left; add, slope [n] of
+// make_correction_vectors hold the bias. Rows of `moments`, which are not those of the pending norm, become 0.
+void run_behind_norm(const Context<Cuda>& context, int variant, const Product& product, const ProductData& data);
 
-// The variant of wgmma_tile that the plans choose for this product of a layer; -1: they choose something else.
-template <class T>
-int wgmma_tile_variant(const Context<Cuda>& context, const Linear<T>& linear, int64_t m, Epilogue epilogue);
-
-// data.c = activation(corrected product), or its gates: data.a is what `run_summing` or `run_keeping` left; add, slope
-// [n] of make_correction_vectors hold the bias. Rows of `cleared`, which are not those of norm, become 0.
-void run_corrected(const Context<Cuda>& context, int variant, const Product& product, const ProductData& data,
-                   const float* add, const float* slope, const PendingNorm& norm, const DeferredMoments& cleared);
-
-// data.c = x * gamma, x = data.a @ data.b^T + add + residual; adds to moments those of x. add, gamma [n] of
-// make_sum_vectors hold the bias. residual [m, n], with the LayerNorm, short of its beta, that is pending on it; it may
-// be data.c. It and its moments are read before the kernel ahead has ended, so they must be there before that one.
-void run_summing(const Context<Cuda>& context, int variant, const Product& product, const ProductData& data,
-                 const float* add, const void* residual, const PendingNorm& norm, const float* gamma,
-                 const DeferredMoments& moments);
-
-// For norms before a block, whose residual is no norm's: x = data.a @ data.b^T + add + x, data.c = x * gamma; adds to
-// moments those of x, for RMSNorm (not `centred`) the squares alone. x [m, n] lies apart from data.c, and like a
-// residual of run_summing it must be there before the kernel ahead.
-void run_keeping(const Context<Cuda>& context, int variant, const Product& product, const ProductData& data,
-                 const float* add, void* x, const float* gamma, bool centred, const DeferredMoments& moments);
+// data.c = x * gamma, x = data.a @ data.b^T + add + residual; adds to `moments` those of x. add, gamma [n] of
+// make_sum_vectors hold the bias. After::moments: a LayerNorm, short of its beta, may be pending on the residual, which
+// may be data.c. After::moments_beside: x takes the residual's place, apart from data.c; of RMSNorm the moments are the
+// squares alone.
+void run_ahead_of_norm(const Context<Cuda>& context, int variant, const Product& product, const ProductData& data);
 
 // add = bias + beta of the LayerNorm that is pending (nullptr: none); unless `keep`, less the mean of it: the LayerNorm
 // that follows ignores a constant, and removing it reduces rounding. scaled = gamma + offset of the norm that follows,

@@ -4,21 +4,54 @@
 #include <cstdint>
 #include <limits>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "core/context.h"
-#include "core/norm.h"
+#include "core/edge.h"
 #include "gemm/gemm.h"
 #include "gemm/product.h"
 
 namespace ftbert {
+
+// The same over vectors of another type, which kernels know.
+template <class To, class From>
+Norm<To> norm_over(const Norm<From>& norm) {
+  const auto vector = [](const void* p) { return static_cast<const To*>(p); };
+  return {norm.kind, vector(norm.gamma), vector(norm.beta), norm.eps, norm.offset, norm.rounding};
+}
+template <class To, class From>
+HeadRules<To> rules_over(const HeadRules<From>& rules) {
+  return {norm_over<To>(rules.q_norm), norm_over<To>(rules.k_norm), rules.rotation, rules.positions};
+}
+
+// A norm still pending on x. Memory holds x * gamma, gamma [n] of make_sum_vectors; the norm's input is that times
+// *unscale. gamma nullptr: memory holds x, and no norm is pending.
+struct PendingNorm {
+  const float* gamma = nullptr;
+  const float* unscale = nullptr;
+  RowMoments moments;
+  float eps = 0;
+};
+
+// What a product by moments reads beside its operands (deferred_norm.h).
+struct MomentData {
+  const float* add = nullptr;    // [n], holds the bias
+  const float* slope = nullptr;  // [n], with Before::norm_by_moments
+  const float* gamma = nullptr;  // [n], of the norm behind the residual sum
+  PendingNorm pending;           // on a, or with a residual on that
+  // [m, n]; with After::moments_beside it becomes the sum. It and its moments are read before the kernel ahead has
+  // ended, so they must be there before that one.
+  const void* residual = nullptr;
+  RowMoments moments;  // which a product behind a norm clears, and one ahead adds those of its sum to
+};
 
 // Where a product's operands lie, all aligned to 16 bytes; shapes as in Product.
 struct ProductData {
   const void* a = nullptr;
   const void* b = nullptr;
   const void* bias = nullptr;  // [n], or nullptr where the epilogue has none
-  void* c = nullptr;           // with residual_norm also the residual
+  void* c = nullptr;           // also the residual, but of products by moments
   void* sums = nullptr;        // [m, n], room for what add_bias_gate reads where a kernel leaves the gate to it
   // Of E4M3 numbers, each the scale times what is stored. They lie on the device and are known before the call: kernels
   // read them, as the bias, while the kernel ahead may still be at work.
@@ -26,13 +59,17 @@ struct ProductData {
   const float* b_scale = nullptr;  // one, or with Granularity::row [n]
   const float* c_scale = nullptr;  // one
   DType stream = DType::fp16;      // fp16 or bf16: of the bias, where c is not
-  // For residual_norm: wgmma_norm.h.
-  Norm<void> norm = {};  // of vectors [n]
-  // [m, n], the norm: with ResidualNorm::next. In c's type; or, of a product of E4M3, with a scale in E4M3, and then
-  // with ResidualNorm::result too, beside c.
+  // Before::norm_rows: of vectors [k]. After::norm and norm_beside: of vectors [n], and what wgmma_norm.h says.
+  Norm<void> norm = {};
+  // [m, n], the norm: with After::norm_beside. In c's type; or, of a product of E4M3, with a scale in E4M3, and then
+  // with After::norm too, beside c.
   void* copy = nullptr;
   const float* copy_scale = nullptr;  // one
   ExchangedMoments moments = {};
+  MomentData by_moments = {};
+  Heads heads = {};  // with Epilogue::heads
+  HeadRules<void> rules = {};
+  uint32_t* tile_count = nullptr;  // few_rows.h
 
   DType bias_type(const Product& p) const { return p.c == DType::e4m3 ? stream : p.c; }
 };
@@ -135,10 +172,25 @@ void check_own(const Context<Cuda>& context, const OwnChoice& own, const Product
 void run_own(const Context<Cuda>& context, const OwnChoice& own, const Product& product, const ProductData& data);
 
 // Which kernel runs a product where no table has a row for it, with operands aligned to 16 bytes. Without a kernel:
-// cuBLASLt's first proposal, and with residual_norm a product and then a norm. On other GPUs than Hopper, for other
-// types than 16-bit ones and E4M3 and where nothing of ours is expected to be faster: none. saved_us: microseconds of
-// what follows cuBLASLt's product alone.
+// cuBLASLt's first proposal, and with a norm a product and then a norm. On other GPUs than Hopper, for other types than
+// 16-bit ones and E4M3 and where nothing of ours is expected to be faster: none. saved_us: microseconds of what follows
+// cuBLASLt's product alone.
 OwnChoice guess_product(const Gpu& gpu, const Product& product, double saved_us = 0);
+
+// `own`, which runs a product alone, or another variant of its kernel that is hardly slower, where it does all of
+// `product`; else none: what the product alone does not do is faster as a kernel.
+OwnChoice with_ending(const Gpu& gpu, const OwnChoice& own, const Product& product);
+double rotary_microseconds(const Product& product);  // of its heads
+
+// Whether one of our kernels computes the product.
+bool has_kernel(const Gpu& gpu, const Product& product);
+// In words, for errors: the product, and the member without which one of our kernels would compute it.
+std::string in_the_way(const Gpu& gpu, const Product& product);
+
+// Neither norms nor a residual nor heads.
+constexpr bool is_plain(const Product& p) {
+  return p.before == Before::nothing && !p.epilogue.residual && !p.epilogue.heads;
+}
 
 // 16-bit operands and result of one type, one product, b [n, k]: what most kernels ask for.
 constexpr bool is_16_bit_linear(const Product& p) {

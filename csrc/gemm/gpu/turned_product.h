@@ -2,34 +2,36 @@
 // endings of wgmma_tile, of 16-bit operands, and of wgmma_persistent, of E4M3 too. Hopper alone, 16-bit results.
 // No CUDA header.
 #pragma once
+#include <climits>
+#include <cstdint>
+
 #include "gemm/gpu/own.h"
 #include "kernels/kernels.h"
 
 namespace ftbert {
 
-// Whether a variant's warps have whole heads of this size, and its kernel knows these rules.
+// Heads as Epilogue::heads says them; none where no kernel knows these rules.
 template <class T>
-bool turns(const OwnChoice& own, const Heads& heads, const HeadRules<T>& rules);
+HeadColumns head_columns(const Heads& heads, const HeadRules<T>& rules) {
+  const Rotation& r = rules.rotation;
+  const Norm<T>&q = rules.q_norm, &k = rules.k_norm;
+  const auto aligned = [](int bytes, const auto*... all) {
+    return ((reinterpret_cast<uintptr_t>(all) % bytes == 0) && ...);
+  };
+  const bool turned = !r || (r.dims % 8 == 0 && aligned(16, r.table) && r.positions * r.dims <= INT_MAX);
+  if (!rules || !turned || !aligned(4 * sizeof(T), q.gamma, q.beta, k.gamma, k.beta)) return {};
+  const bool whole = r && r.dims == heads.size && !r.interleaved && q.kind == k.kind && q.rounding == k.rounding &&
+                     q.kind != NormKind::layer && !q.beta && !k.beta;
+  return {heads.size, heads.width() + heads.kv_width(), whole};
+}
 
-// The variant that turns these heads, where the plans chose `own` for the product alone: that, or one of wgmma_tile
-// that is hardly slower; none: a product and then `rotary` are faster, or the rules are not known here.
-template <class T>
-OwnChoice turning(const Gpu& gpu, const OwnChoice& own, const Product& product, const Heads& heads,
-                  const HeadRules<T>& rules);
+// Whether tiles of so many columns hold whole heads of a size that is compiled.
+constexpr bool holds_heads(const HeadColumns& heads, int tile_columns) {
+  return (heads.size == 64 || heads.size == 128) && tile_columns % heads.size == 0;
+}
 
-// data.c = the product with its bias, its first heads as `rotary` leaves them. Error where the variant does not turn
-// them.
-template <class T>
-void run_turned(const Context<Cuda>& context, const OwnChoice& own, const Product& product, const ProductData& data,
-                const Heads& heads, const HeadRules<T>& rules);
-
-// Whether wgmma_persistent knows these rules: all numbers of a head in pairs half a head apart, and RMSNorm or no norm.
-template <class T>
-bool turns_in_registers(const Heads& heads, const HeadRules<T>& rules);
-
-// run_turned with a variant of wgmma_persistent.
-template <class T>
-void run_turned_persistent(const Context<Cuda>& context, int variant, const Product& product, const ProductData& data,
-                           const Heads& heads, const HeadRules<T>& rules);
+// data.c = the product with its bias, its first heads as `rotary` leaves them.
+void run_turned_tile(const Context<Cuda>& context, int variant, const Product& product, const ProductData& data);
+void run_turned_persistent(const Context<Cuda>& context, int variant, const Product& product, const ProductData& data);
 
 }  // namespace ftbert

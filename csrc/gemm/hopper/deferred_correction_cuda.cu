@@ -13,14 +13,13 @@ using CorrectedGates = Correct<E, Shape, Gate::pairs>;
 
 }  // namespace
 
-void run_corrected(const Context<Cuda>& context, int variant, const Product& product, const ProductData& data,
-                   const float* add, const float* slope, const PendingNorm& norm, const DeferredMoments& cleared) {
-  check_own(context, {&wgmma_tile, variant}, product, data);
-  const double inverse = 1.0 / static_cast<double>(product.k);
-  const CorrectArguments arguments{add, slope, norm, cleared, inverse, data.c, {product.epilogue.activation}};
-  if (product.epilogue.gate == Gate::pairs)
-    return run_tile<CorrectedGates>(context, "kernel corrected_product", variant, product, data, arguments);
-  run_tile<Corrected>(context, "kernel corrected_product", variant, product, data, arguments);
+void run_behind_norm(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data) {
+  const MomentData& by = data.by_moments;
+  const double inverse = 1.0 / static_cast<double>(p.k);
+  const CorrectArguments arguments{by.add, by.slope, by.pending, by.moments, inverse, data.c, {p.epilogue.activation}};
+  if (p.epilogue.gate == Gate::pairs)
+    return run_tile<CorrectedGates>(context, "kernel corrected_product", variant, p, data, arguments);
+  run_tile<Corrected>(context, "kernel corrected_product", variant, p, data, arguments);
 }
 
 }  // namespace ftbert

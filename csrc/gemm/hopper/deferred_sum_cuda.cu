@@ -13,21 +13,19 @@ using Keeping = ResidualSum<E, Shape, true>;
 
 }  // namespace
 
-void run_summing(const Context<Cuda>& context, int variant, const Product& product, const ProductData& data,
-                 const float* add, const void* residual, const PendingNorm& norm, const float* gamma,
-                 const DeferredMoments& moments) {
-  check_own(context, {&wgmma_tile, variant}, product, data);
-  const double inverse = 1.0 / static_cast<double>(product.n);
-  const float* const pending = norm.gamma ? norm.gamma : add;
-  const SumArguments arguments{add, pending, gamma, norm, moments, inverse, residual, data.c, nullptr, true};
-  run_tile<Summing>(context, "kernel summing_product", variant, product, data, arguments);
-}
-
-void run_keeping(const Context<Cuda>& context, int variant, const Product& product, const ProductData& data,
-                 const float* add, void* x, const float* gamma, bool centred, const DeferredMoments& moments) {
-  check_own(context, {&wgmma_tile, variant}, product, data);
-  const SumArguments arguments{add, nullptr, gamma, {}, moments, 0, x, data.c, x, centred};
-  run_tile<Keeping>(context, "kernel keeping_product", variant, product, data, arguments);
+void run_ahead_of_norm(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data) {
+  const MomentData& by = data.by_moments;
+  if (p.epilogue.after == After::moments_beside) {
+    void* const x = const_cast<void*>(by.residual);
+    const bool centred = p.epilogue.norm == NormKind::layer;
+    const SumArguments arguments{by.add, nullptr, by.gamma, {}, by.moments, 0, x, data.c, x, centred};
+    return run_tile<Keeping>(context, "kernel keeping_product", variant, p, data, arguments);
+  }
+  const double inverse = 1.0 / static_cast<double>(p.n);
+  const float* const pending = by.pending.gamma ? by.pending.gamma : by.add;
+  const SumArguments arguments{by.add,  pending,     by.gamma, by.pending, by.moments,
+                               inverse, by.residual, data.c,   nullptr,    true};
+  run_tile<Summing>(context, "kernel summing_product", variant, p, data, arguments);
 }
 
 }  // namespace ftbert

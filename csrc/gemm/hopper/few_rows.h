@@ -9,16 +9,10 @@ namespace ftbert {
 
 inline constexpr int kMostFewRows = 8;  // of a: the narrow side of a tensor core's tile
 
-// Whether the kernel reads this weight beside so many rows of a stream of this type.
-bool few_rows_supports(const Gpu& gpu, DType stream, int64_t m, const Matrix& weight);
-
-// data.c = epilogue(norm(data.a) @ data.b^T + bias); with `add`, which excludes activation and gate, + data.c. data.c
-// and data.a lie apart. The weight, bias and vectors of the norm are read before the kernel ahead has ended. product.m
-// is at most kMostFewRows. count: 0 before and after; products that may run at the same time need different ones, two
-// by turns are enough for a stream of kernels that overlap. With it, blocks take tiles of b's rows as they get to them;
-// with nullptr all have as many.
-void run_few_rows(const Context<Cuda>& context, const Product& product, const ProductData& data, const Norm<void>& norm,
-                  bool add, uint32_t* count);
+// Its kernel computes c = epilogue(norm(a) @ b^T + bias); with a residual, which excludes activation and gate, + c. c
+// and a lie apart. The weight, bias and vectors of the norm are read before the kernel ahead has ended. tile_count: 0
+// before and after; products that may run at the same time need different ones, two by turns are enough for a stream of
+// kernels that overlap. With it, blocks take tiles of b's rows as they get to them; with nullptr all have as many.
 
 // dequantise_q8_0_cuda.cu. out [n, k] of fp16 or bf16, row-major. The weight is read before the kernel ahead has ended;
 // a product that is launched behind this must not read `out` earlier (Context::overlap off).

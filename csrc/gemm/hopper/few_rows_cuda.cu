@@ -50,14 +50,16 @@ bool fits(const Gpu& gpu, DType stream, DType b, int64_t m, int64_t n, int64_t k
 }
 
 bool supports(const Gpu& gpu, int, const Product& p) {
-  return p.c == p.a && p.batch == 1 && p.b_transposed && !p.epilogue.residual_norm &&
-         fits(gpu, p.a, p.b, p.m, p.n, p.k);
+  const Epilogue& e = p.epilogue;
+  const bool sums = e.activation == Activation::none && e.gate == Gate::none;
+  return p.c == p.a && p.batch == 1 && p.b_transposed && p.before != Before::norm_by_moments && !e.heads &&
+         (!e.residual || (e.after == After::nothing && sums)) && fits(gpu, p.a, p.b, p.m, p.n, p.k);
 }
 
 // Of Q8_0 there is no other. Of 16 bits cuBLASLt's kernels for few rows are as fast where L2 holds what they read.
 OwnGuess guess(const Gpu& gpu, const Product& p) {
   constexpr int64_t kLarge = 1 << 24;  // numbers
-  if (!supports(gpu, 0, p) || (p.b != DType::q8_0 && p.n * p.k < kLarge)) return {};
+  if (!supports(gpu, 0, p) || (is_plain(p) && p.b != DType::q8_0 && p.n * p.k < kLarge)) return {};
   return {0, 0};
 }
 
@@ -111,19 +113,19 @@ void launch(const Context<Cuda>& context, const Product& p, FewRows<E> work) {
 }
 
 template <class E>
-void run_type(const Context<Cuda>& context, const Product& p, const ProductData& data, const Norm<void>& norm, bool add,
-              uint32_t* count) {
+void run_type(const Context<Cuda>& context, const Product& p, const ProductData& data) {
+  const Norm<E> norm = norm_over<E>(data.norm);
   const FewRows<E> work{.a = static_cast<const E*>(data.a),
                         .b = data.b,
                         .bias = static_cast<const E*>(data.bias),
                         .c = static_cast<E*>(data.c),
                         .norm = norm.kind,
-                        .gamma = static_cast<const E*>(norm.gamma),
-                        .beta = static_cast<const E*>(norm.beta),
+                        .gamma = norm.gamma,
+                        .beta = norm.beta,
                         .eps = norm.eps,
                         .offset = norm.offset,
                         .round_before_gamma = norm.rounding == NormRounding::before_gamma,
-                        .add = add,
+                        .add = p.epilogue.residual,
                         .activation = p.epilogue.activation,
                         .gate = p.epilogue.gate,
                         .m = static_cast<int>(p.m),
@@ -131,14 +133,15 @@ void run_type(const Context<Cuda>& context, const Product& p, const ProductData&
                         .k = static_cast<int>(p.k),
                         .stages = 0,
                         .row_bytes = row_bytes(p.b, p.k),
-                        .count = count,
+                        .count = data.tile_count,
                         .prepared = nullptr,
                         .prepared_bytes = 0};
   p.b == DType::q8_0 ? launch<E, Q8Tiles<E>>(context, p, work) : launch<E, PlainRows<E>>(context, p, work);
 }
 
 void run(const Context<Cuda>& context, int, const Product& p, const ProductData& data) {
-  run_few_rows(context, p, data, {}, false, nullptr);
+  FTBERT_CHECK(!data.norm || data.norm.gamma, "few_rows: a norm without gamma");
+  p.a == DType::fp16 ? run_type<__half>(context, p, data) : run_type<__nv_bfloat16>(context, p, data);
 }
 
 struct Shape {
@@ -149,21 +152,5 @@ struct Shape {
 }  // namespace
 
 const OwnKernel few_rows{"few_rows", ShapeList<Shape>::kVariants, supports, guess, run};
-
-bool few_rows_supports(const Gpu& gpu, DType stream, int64_t m, const Matrix& weight) {
-  return weight.data && fits(gpu, stream, weight.dtype, m, weight.n, weight.k);
-}
-
-void run_few_rows(const Context<Cuda>& context, const Product& p, const ProductData& data, const Norm<void>& norm,
-                  bool add, uint32_t* count) {
-  FTBERT_CHECK(supports(gpu_of(context), 0, p) &&
-                   !(add && (p.epilogue.gate != Gate::none || p.epilogue.activation != Activation::none)),
-               "few_rows cannot do m=", p.m, " n=", p.n, " k=", p.k);
-  FTBERT_CHECK(!norm || norm.gamma, "few_rows: a norm without gamma");
-  for (const void* p : {data.a, data.b, data.bias, static_cast<const void*>(data.c), norm.gamma, norm.beta})
-    FTBERT_CHECK(reinterpret_cast<uintptr_t>(p) % 16 == 0, "few_rows needs operands aligned to 16 bytes");
-  p.a == DType::fp16 ? run_type<__half>(context, p, data, norm, add, count)
-                     : run_type<__nv_bfloat16>(context, p, data, norm, add, count);
-}
 
 }  // namespace ftbert

@@ -3,16 +3,9 @@
 
 namespace ftbert {
 
-template <class T>
-void run_turned_e4m3(const Context<Cuda>& context, int variant, const Product& product, const ProductData& data,
-                     const Heads& heads, const HeadRules<T>& rules) {
-  launch_turned<e4m3_t>(context, variant, product, data, heads, rules);
+void run_turned_e4m3(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data) {
+  p.c == DType::fp16 ? launch_turned<e4m3_t, half_t>(context, variant, p, data)
+                     : launch_turned<e4m3_t, bfloat16_t>(context, variant, p, data);
 }
-
-#define FTBERT_INSTANTIATE(T)                                                                                \
-  template void run_turned_e4m3(const Context<Cuda>&, int, const Product&, const ProductData&, const Heads&, \
-                                const HeadRules<T>&);
-FTBERT_INSTANTIATE(half_t)
-FTBERT_INSTANTIATE(bfloat16_t)
 
 }  // namespace ftbert

@@ -17,12 +17,11 @@ void run(const Context<Cuda>& context, int variant, const Product& p, const Prod
 }
 
 bool supports(const Gpu& gpu, int variant, const Product& p) {
-  return (p.a != DType::e4m3 || variant < ScaledShapes::kCount) &&
-         supports_norm<Shapes>(gpu, variant, p, ResidualNorm::result);
+  return (p.a != DType::e4m3 || variant < ScaledShapes::kCount) && supports_norm<Shapes>(gpu, variant, p, After::norm);
 }
 
 OwnGuess guess(const Gpu& gpu, const Product& p) {
-  if (p.a == DType::e4m3) return guess_scaled_norm(gpu, p, ResidualNorm::result);
+  if (p.a == DType::e4m3) return guess_scaled_norm(gpu, p, After::norm);
   static constexpr TimeLine kLines[] = {
       {4, 3.66, 0.461, 1.10, 0, 0.625},   // 128x192 single
       {0, 0.52, 0.466, 3.51, 0, 0.554},   // 128x192 together
@@ -30,7 +29,7 @@ OwnGuess guess(const Gpu& gpu, const Product& p) {
       {2, 3.37, 0.326, 0.28, 0, 0.899},   // 128x128
       {3, -0.32, 0.632, 3.62, 0, 0.866},  // 128x256 together
   };
-  return guess_norm<Shapes>(gpu, p, ResidualNorm::result, kLines);
+  return guess_norm<Shapes>(gpu, p, After::norm, kLines);
 }
 
 }  // namespace

@@ -15,9 +15,6 @@
 #pragma once
 #include <cstdint>
 
-#include "core/norm.h"
-#include "gemm/product.h"
-
 namespace ftbert {
 
 inline constexpr int64_t kMostNormTiles = 8;  // side by side
@@ -25,11 +22,5 @@ inline constexpr int64_t kMostNormTiles = 8;  // side by side
 // Words of ProductData::moments, through which blocks exchange their rows' moments. Products of one stream may share
 // them if nobody else writes there and their turns are 0, 1, 2, ... in the order in which they run.
 constexpr int64_t exchanged_moment_count(int64_t m) { return (m + 127) / 128 * 128 * kMostNormTiles; }
-
-// Whether there are kernels with this norm: RMSNorm, as models have it, before the next block alone.
-template <class T>
-bool contains_norm(ResidualNorm where, const Norm<T>& norm) {
-  return norm.gamma && (norm.kind == NormKind::layer || (norm.kind == NormKind::rms && where == ResidualNorm::next));
-}
 
 }  // namespace ftbert

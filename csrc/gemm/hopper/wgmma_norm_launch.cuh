@@ -60,7 +60,7 @@ template <class Shapes, class Launch>
 void run_norm(int variant, const Product& p, const ProductData& data, const Launch& launch) {
   FTBERT_CHECK(data.moments.count >= exchanged_moment_count(p.m), "a product with a norm of ", p.m, " rows needs ",
                exchanged_moment_count(p.m), " moments, got ", data.moments.count);
-  FTBERT_CHECK(contains_norm(*p.epilogue.residual_norm, data.norm), "a product does not contain this norm");
+  FTBERT_CHECK(data.norm.kind == p.epilogue.norm && data.norm.gamma, "a product does not contain this norm");
   Shapes::with(variant, [&](auto shape) {
     using Shape = decltype(shape);
     p.c == DType::fp16 ? launch.template operator()<__half, Shape>()
@@ -82,19 +82,23 @@ void run_sum_and_norm(const Context<Cuda>& context, int variant, const Product& 
 }
 
 template <class Shapes>
-bool supports_norm(const Gpu& gpu, int variant, const Product& p, ResidualNorm norm) {
+bool supports_norm(const Gpu& gpu, int variant, const Product& p, After after) {
+  const Epilogue& e = p.epilogue;
+  // RMSNorm, as models have it, before the next block alone.
+  const bool normed = e.norm == NormKind::layer || (e.norm == NormKind::rms && after == After::norm_beside);
   const int64_t columns = Shapes::kVariants[variant].tile.columns;
   const bool e4m3 = is_e4m3_linear(p) && p.c != DType::e4m3;
-  return has_warpgroups(gpu.capability) && (e4m3 || is_16_bit_linear(p)) && p.epilogue.residual_norm == norm &&
-         p.epilogue.activation == Activation::none && p.epilogue.gate == Gate::none && p.n % columns == 0 &&
-         p.k % (e4m3 ? 16 : 8) == 0 && p.n / columns <= kMostNormTiles && std::max(p.m, p.k) < (int64_t{1} << 30);
+  return has_warpgroups(gpu.capability) && (e4m3 || is_16_bit_linear(p)) && p.before == Before::nothing &&
+         e.after == after && normed && !e.heads && e.activation == Activation::none && e.gate == Gate::none &&
+         p.n % columns == 0 && p.k % (e4m3 ? 16 : 8) == 0 && p.n / columns <= kMostNormTiles &&
+         std::max(p.m, p.k) < (int64_t{1} << 30);
 }
 
 template <class Shapes>
-OwnGuess guess_norm(const Gpu& gpu, const Product& p, ResidualNorm norm, std::span<const TimeLine> lines) {
+OwnGuess guess_norm(const Gpu& gpu, const Product& p, After after, std::span<const TimeLine> lines) {
   OwnGuess best;
   for (const TimeLine& line : lines) {
-    if (p.m <= kFewRows || !supports_norm<Shapes>(gpu, line.variant, p, norm)) continue;
+    if (p.m <= kFewRows || !supports_norm<Shapes>(gpu, line.variant, p, after)) continue;
     const Tile tile = Shapes::kVariants[line.variant].tile;
     const int64_t at_once = gpu.sm_count / (p.n / tile.columns);  // rows of tiles
     if (at_once == 0) continue;
@@ -106,7 +110,7 @@ OwnGuess guess_norm(const Gpu& gpu, const Product& p, ResidualNorm norm, std::sp
 
 // With A and B in E4M3, by the lines of wgmma_layernorm in 16 bits: a byte more is stored for each element, and no
 // kernel moves more than kMemoryBytes a microsecond. No measurement.
-OwnGuess guess_scaled_norm(const Gpu& gpu, const Product& p, ResidualNorm norm) {
+OwnGuess guess_scaled_norm(const Gpu& gpu, const Product& p, After after) {
   constexpr double kMemoryBytes = 2.6e6;
   static constexpr TimeLine kLines[] = {
       {0, 0.52, 0.466, 3.51, 0, 0.554},   // 128x192 together
@@ -114,7 +118,7 @@ OwnGuess guess_scaled_norm(const Gpu& gpu, const Product& p, ResidualNorm norm) 
       {2, 3.37, 0.326, 0.28, 0, 0.899},   // 128x128
       {3, -0.32, 0.632, 3.62, 0, 0.866},  // 128x256 together
   };
-  OwnGuess best = guess_norm<ScaledShapes>(gpu, p, norm, kLines);
+  OwnGuess best = guess_norm<ScaledShapes>(gpu, p, after, kLines);
   const auto elements = static_cast<double>(p.m * p.n), operands = static_cast<double>((p.m + p.n) * p.k);
   best.us = std::max(best.us + elements / kMemoryBytes, (5 * elements + operands) / kMemoryBytes);
   return best;

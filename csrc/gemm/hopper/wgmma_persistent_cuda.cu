@@ -3,21 +3,30 @@
 #include <algorithm>
 
 #include "gemm/gpu/guessed_time.h"
+#include "gemm/gpu/turned_product.h"
 #include "gemm/hopper/persistent_endings.cuh"
 
 namespace ftbert {
 namespace {
 
 void run(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data) {
+  if (p.epilogue.heads) return run_turned_persistent(context, variant, p, data);
   if (p.a == DType::e4m3) return run_persistent_e4m3(context, variant, p, data);
   p.a == DType::fp16 ? run_persistent<__half, __half, __half>(context, variant, p, data)
                      : run_persistent<__nv_bfloat16, __nv_bfloat16, __nv_bfloat16>(context, variant, p, data);
 }
 
+// Neither norms nor a residual; heads whose numbers are turned in registers.
+bool has_ending(const Product& p) {
+  const Epilogue& e = p.epilogue;
+  return is_plain(p) || (p.before == Before::nothing && !e.residual && e.heads.whole && holds_heads(e.heads, kTileN) &&
+                         e.activation == Activation::none && e.gate == Gate::none && p.c != DType::e4m3);
+}
+
 bool supports(const Gpu& gpu, int variant, const Product& p) {
   const Epilogue& e = p.epilogue;
   const bool e4m3 = is_e4m3_linear(p);
-  return has_warpgroups(gpu.capability) && (e4m3 || is_16_bit_linear(p)) && !e.residual_norm &&
+  return has_warpgroups(gpu.capability) && (e4m3 || is_16_bit_linear(p)) && has_ending(p) &&
          over(p.n, kTileN) % PersistentShapes::kBlocks[variant] == 0 && is_gelu_or_gate(e) &&
          p.n % (e4m3 || e.gate != Gate::none ? 16 : 8) == 0 && p.k % (e4m3 ? 16 : 8) == 0 &&
          std::max({p.m, p.n, p.k}) < (int64_t{1} << 30);

@@ -5,7 +5,6 @@
 #include "gemm/gpu/guessed_time.h"
 #include "gemm/gpu/own.h"
 #include "gemm/hopper/wgmma_q8_0.cuh"
-#include "gemm/hopper/wgmma_q8_0.h"
 
 namespace ftbert {
 namespace {
@@ -26,7 +25,7 @@ bool fits(const Gpu& gpu, DType stream, DType b, int64_t n, int64_t k) {
 }
 
 bool supports(const Gpu& gpu, int, const Product& p) {
-  return is_q8_0_linear(p) && !p.epilogue.residual_norm && fits(gpu, p.a, p.b, p.n, p.k);
+  return is_q8_0_linear(p) && is_plain(p) && fits(gpu, p.a, p.b, p.n, p.k);
 }
 
 template <class E, class Shape>
@@ -78,10 +77,6 @@ OwnGuess guess(const Gpu& gpu, const Product& p) {
 }
 
 }  // namespace
-
-bool wgmma_q8_0_supports(const Gpu& gpu, DType stream, const Matrix& weight) {
-  return weight.data && fits(gpu, stream, weight.dtype, weight.n, weight.k);
-}
 
 const OwnKernel wgmma_q8_0{"wgmma_q8_0", Shapes::kVariants, supports, guess, run};
 

@@ -1,5 +1,7 @@
 // Products of wgmma_tile (wgmma_tile.cuh) alone: which there are, how long they take, and their launches.
+#include "gemm/gpu/deferred_norm.h"
 #include "gemm/gpu/guessed_time.h"
+#include "gemm/gpu/turned_product.h"
 #include "gemm/hopper/wgmma_tile.cuh"
 
 namespace ftbert {
@@ -13,18 +15,32 @@ template <class E, class Shape>
 using Gated = Plain<E, Shape, Gate::pairs>;
 
 void run(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data) {
+  if (p.epilogue.residual) return run_ahead_of_norm(context, variant, p, data);
+  if (p.before == Before::norm_by_moments) return run_behind_norm(context, variant, p, data);
+  if (p.epilogue.heads) return run_turned_tile(context, variant, p, data);
   if (p.a == DType::e4m3) return run_tile_e4m3(context, variant, p, data);
   const StoreArguments<const void*, AnyActivation> arguments{data.bias, {p.epilogue.activation}, data.c, nullptr};
   if (p.epilogue.gate == Gate::pairs) return run_tile<Gated>(context, "kernel wgmma_tile", variant, p, data, arguments);
   run_tile<Ungated>(context, "kernel wgmma_tile", variant, p, data, arguments);
 }
 
+// Of 16 bits; one ending of those that are not is_plain.
+bool has_ending(int variant, const Product& p) {
+  const Epilogue& e = p.epilogue;
+  if (p.before == Before::norm_rows || p.a == DType::e4m3) return false;
+  const bool plain_sums = e.activation == Activation::none && e.gate == Gate::none;
+  if (e.residual) return e.leaves_moments() && p.before == Before::nothing && !e.heads && plain_sums;
+  if (!e.heads) return true;
+  return p.before == Before::nothing && plain_sums && TileShapes::kParts[variant] == 1 &&
+         holds_heads(e.heads, TileShapes::kVariants[variant].tile.columns);
+}
+
 bool supports(const Gpu& gpu, int variant, const Product& p) {
-  if (!has_warpgroups(gpu.capability)) return false;
+  if (!has_warpgroups(gpu.capability) || !(is_plain(p) || has_ending(variant, p))) return false;
   const int64_t most_rows = 32 * TileShapes::kVariants[variant].tile.rows;  // from there on wgmma_persistent is faster
   const bool e4m3 = is_e4m3_linear(p);
   if (e4m3 && variant >= ScaledTileShapes::kCount) return false;
-  return (e4m3 ? is_gelu_or_gate(p.epilogue) : is_16_bit_linear(p)) && !p.epilogue.residual_norm && p.m <= most_rows &&
+  return (e4m3 ? is_gelu_or_gate(p.epilogue) : is_16_bit_linear(p)) && p.m <= most_rows &&
          p.n % (e4m3 || p.epilogue.gate != Gate::none ? 16 : 8) == 0 && p.k % (e4m3 ? 16 : 8) == 0 &&
          std::max(p.n, p.k) < (1 << 24) && over(p.k * bytes_of(p.a), kStepBytes) >= TileShapes::kParts[variant];
 }

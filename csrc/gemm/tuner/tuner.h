@@ -49,7 +49,7 @@ class Tuner {
   virtual int64_t c_bytes() const = 0;
 
   // Once, for its result. a [m, k], b [n, k], bias [n] or nullptr, c [m, n] or with a gate [m, n / 2]. With a norm bias
-  // is [3, n]: bias, gamma, beta, and c is the residual too; with ResidualNorm::next the norm of c lies behind it, at
+  // is [3, n]: bias, gamma, beta, and c is the residual too; with After::norm_beside the norm of c lies behind it, at
   // the next multiple of 256 bytes.
   virtual void run(const Algorithm& algorithm, const void* a, const void* b, const void* bias, void* c) = 0;
 

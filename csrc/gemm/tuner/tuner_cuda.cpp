@@ -41,8 +41,7 @@ class DeviceTuner : public Tuner {
       : device_(device), plans_(*product_plans(device)), workspace_(workspace), ones_(ones) {
     FTBERT_CHECK(p.m > 0 && p.n > 0 && p.k > 0, "expected a product with m, n, k > 0, got m=", p.m, " n=", p.n,
                  " k=", p.k);
-    const Epilogue normed{.bias = p.epilogue.bias, .residual_norm = p.epilogue.residual_norm};
-    FTBERT_CHECK(!p.epilogue.residual_norm || p.epilogue == normed,
+    FTBERT_CHECK(!p.epilogue.normed() || (p.epilogue.activation == Activation::none && p.epilogue.gate == Gate::none),
                  "a product with a norm behind it has no activation or gate");
     FTBERT_CHECK(p.epilogue.gate == Gate::none || p.n % 2 == 0, "a product with a gate has an even n, got ", p.n);
     key_.product = p;
@@ -67,7 +66,7 @@ class DeviceTuner : public Tuner {
         for (int variant = 0; variant < static_cast<int>(kernel->variants.size()); ++variant)
           if (kernel->supports(gpu_of(context_), variant, product)) all.push_back(describe(OwnChoice{kernel, variant}));
     };
-    add(before_norm());
+    add(product().alone());
     if (with_norm()) add(product());
     return all;
   }
@@ -76,7 +75,7 @@ class DeviceTuner : public Tuner {
     if (with_norm())
       if (const OwnChoice own = plans_.get(key_, some_bias()).own) return describe(own);
     PlanKey key = key_;
-    key.product = before_norm();
+    key.product = product().alone();
     const Plan plan = plans_.get(key, some_bias());
     FTBERT_CHECK(plan.supported, "there is no algorithm for this product");
     return plan.own ? describe(plan.own) : describe(plan.algorithm);
@@ -187,14 +186,8 @@ class DeviceTuner : public Tuner {
 
   const Product& product() const { return key_.product; }
   DType stream() const { return product().c == DType::e4m3 ? DType::fp16 : product().c; }
-  bool with_norm() const { return product().epilogue.residual_norm.has_value(); }
-  bool keeps_sum() const { return product().epilogue.residual_norm == ResidualNorm::next; }
-  // What runs where a kernel does not contain the norm, which then adds the bias.
-  Product before_norm() const {
-    Product alone = product();
-    if (with_norm()) alone.epilogue = {};
-    return alone;
-  }
+  bool with_norm() const { return product().epilogue.normed(); }
+  bool keeps_sum() const { return product().epilogue.after == After::norm_beside; }
   const void* some_bias() const { return workspace_; }  // cuBLASLt asks for a pointer; the real one comes with a call
 
   bool gated() const { return product().epilogue.gate != Gate::none; }
@@ -228,7 +221,7 @@ class DeviceTuner : public Tuner {
     if (with_norm()) data.bias = nullptr, data.c = alone_of(c);
     if (gated() && !own) data.c = behind_c(c);
     if (own) {
-      run_own(context_, own, before_norm(), data);
+      run_own(context_, own, product().alone(), data);
     } else {
       Plan plan = plan_;
       std::copy(algorithm.data.begin(), algorithm.data.end(), plan.algorithm.data);

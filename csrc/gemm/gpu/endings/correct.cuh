@@ -11,7 +11,7 @@ namespace {
 struct CorrectArguments {
   const float *add, *slope;  // [n]
   PendingNorm norm;
-  DeferredMoments cleared;
+  RowMoments cleared;
   double inverse;  // 1 / k
   void* c;
   AnyActivation activations;

@@ -25,7 +25,7 @@ inline constexpr int64_t kTooMany = int64_t{1} << 54;
 
 // total, squares: of the deviations of `count` elements from shift, of two rows, eight apart; the same in the four
 // lanes of a row. Each lane adds one number, or large squares in two parts.
-__device__ inline void add_moments(const DeferredMoments& moments, int64_t row, int64_t rows, int count,
+__device__ inline void add_moments(const RowMoments& moments, int64_t row, int64_t rows, int count,
                                    const float (&shift)[2], const float (&total)[2], const float (&squares)[2]) {
   const int r = static_cast<int>(threadIdx.x) % 4 / 2, squared = static_cast<int>(threadIdx.x) % 2;
   if (row + 8 * r >= rows) return;

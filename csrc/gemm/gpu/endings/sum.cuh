@@ -10,7 +10,7 @@ namespace {
 struct SumArguments {
   const float *add, *gamma, *gamma_out;  // gamma: of the LayerNorm that is pending, or any vector
   PendingNorm norm;
-  DeferredMoments moments;
+  RowMoments moments;
   double inverse;  // 1 / n
   const void* residual;
   void* c;

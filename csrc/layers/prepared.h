@@ -1,0 +1,55 @@
+// What is made of a model's weights at load, so that products do the work of the norms between them, and for which
+// calls they do it. Hopper alone, 16-bit elements. No CUDA header.
+#pragma once
+#include <cstdint>
+#include <string>
+
+#include "core/context.h"
+#include "layers/buffers.h"
+#include "model/weights.h"
+
+namespace ftbert {
+
+// Up to how many tokens norms are deferred by moments, from which on norm kernels are faster. $FTBERT_DEFERRED_NORM:
+// "off" (0), "on", or another number; Error for other words. Of a build with CUDA.
+int64_t most_deferred_tokens();
+
+// Up to how many tokens of a call the norms of a model are deferred; 0: never.
+struct DeferralLimits {
+  int64_t by_reader = 0;   // with a cache: where each layer has norms before its blocks alone
+  int64_t by_moments = 0;  // where each has LayerNorms with a beta behind its sums, or norms before its blocks
+  std::string refusal = "only 16-bit elements on a GPU";  // why there are none by moments
+};
+
+// Sets the vectors of the weights' Linears in memory that is allocated: a changed weight makes them stale. Without
+// `allocate` there are none.
+template <class Device, class T>
+DeferralLimits prepare(const Context<Device>&, const EncoderConfig&, Weights<T>&, AttentionPath,
+                       const AllocateFloats&) {
+  return {};
+}
+template <class T>
+DeferralLimits prepare(const Context<Cuda>& context, const EncoderConfig& config, Weights<T>& weights,
+                       AttentionPath path, const AllocateFloats& allocate);
+
+// Who norms the rows of a call of so many tokens: the same at all edges of its layers, since no mixture was measured.
+// By moments where plans choose kernels that do so for all four products of the first layer, whose shapes are the
+// others'.
+template <class Device, class T>
+NormedBy normed_by(const Context<Device>&, const DeferralLimits&, const Weights<T>&, int64_t, bool) {
+  return NormedBy::kernels;
+}
+template <class T>
+NormedBy normed_by(const Context<Cuda>& context, const DeferralLimits& limits, const Weights<T>& weights,
+                   int64_t tokens, bool cached);
+
+// For people, the numbers of tokens whose norms are deferred by moments: "of 1 to 320, 385 to 512 tokens"; or "no: ",
+// and why.
+template <class Device, class T>
+std::string deferred_state(const Context<Device>&, const DeferralLimits& limits, const Weights<T>&) {
+  return "no: " + limits.refusal;
+}
+template <class T>
+std::string deferred_state(const Context<Cuda>& context, const DeferralLimits& limits, const Weights<T>& weights);
+
+}  // namespace ftbert

@@ -1,0 +1,221 @@
+// Which models and calls have norms that products do, and the vectors for them.
+#include <algorithm>
+#include <cstdlib>
+#include <string_view>
+
+#include "core/check.h"
+#include "core/device_guard.h"
+#include "core/dispatch.h"
+#include "gemm/gemm.h"
+#include "gemm/gpu/deferred_norm.h"
+#include "gemm/hopper/few_rows.h"
+#include "layers/prepared.h"
+
+namespace ftbert {
+
+int64_t most_deferred_tokens() {
+  const char* value = std::getenv("FTBERT_DEFERRED_NORM");
+  if (!value || std::string_view(value) == "on") return 1024;
+  const std::string_view words = value;
+  if (words == "off") return 0;
+  FTBERT_CHECK(!words.empty() && words.size() < 10 && words.find_first_not_of("0123456789") == words.npos,
+               "FTBERT_DEFERRED_NORM is \"", words,
+               "\"; expected off, on, or up to how many tokens LayerNorms are deferred");
+  return std::atoll(value);
+}
+
+namespace {
+
+// Why the norms of a layer cannot be deferred, or "". first: it is the model's first.
+template <class T>
+std::string refusal(const Layer<T>& layer, bool first) {
+  const BlockNorms<T>&of_attention = layer.attention_norms, &of_ffn = layer.ffn_norms;
+  if (of_attention.result || of_ffn.result) return "a block's result has a norm of its own";
+  if (layer.config.norm_place == NormPlace::pre)
+    return (of_attention.before || first) && of_ffn.before ? "" : "a block has no norm before it";
+  for (const BlockNorms<T>* norms : {&of_attention, &of_ffn})
+    if (!norms->after.is_layernorm_with_beta()) return "a norm is no LayerNorm with gamma and beta";
+  return "";
+}
+
+// Products are chosen for one layer and run in all.
+bool differ(const LayerConfig& one, const LayerConfig& other) {
+  return one.attention.heads.width() != other.attention.heads.width() ||
+         one.attention.heads.kv_width() != other.attention.heads.kv_width() || one.ffn.inter != other.ffn.inter ||
+         one.ffn.activation != other.ffn.activation || one.ffn.gated != other.ffn.gated ||
+         one.norm_place != other.norm_place;
+}
+
+template <class T>
+std::string refusal(const Context<Cuda>& context, const EncoderConfig& c, const Weights<T>& weights,
+                    AttentionPath path) {
+  if (path != AttentionPath::fused || c.relative_span > 0) return "attention has a bias or takes the general path";
+  if (context.capability != 90) return "needs a GPU of capability 9.0";
+  if (most_deferred_tokens() == 0) return "switched off";
+  if (c.layers.empty()) return "there are no layers";
+  if (!c.shard.whole()) return "products are parts of sums over several ranks";
+  for (const Layer<T>& layer : weights.layers)
+    if (const std::string why_not = refusal(layer, &layer == &weights.layers.front()); !why_not.empty()) return why_not;
+  const LayerConfig& first = c.layers.front();
+  if (first.norm_place == NormPlace::post && weights.final_norm) return "a norm follows the last layer's";
+  if (c.hidden > kMostColumns) return "hidden is more than " + std::to_string(kMostColumns);
+  for (const LayerConfig& layer : c.layers)
+    if (differ(layer, first)) return "its layers differ";
+  for (const Layer<T>& layer : weights.layers) {
+    if (c.hidden % 8 != 0 || layer.config.attention.heads.width() % 8 != 0 || layer.config.ffn.inter % 8 != 0)
+      return "hidden and inter must be multiples of 8";
+    for (const Linear<T>* linear : {&layer.qkv, &layer.out, &layer.up, &layer.down}) {
+      const Matrix& weight = linear->weight;
+      if (weight.dtype != kDType<T> || weight.per != Granularity::none || linear->input)
+        return "a matrix is stored as " + std::string(to_string(weight.dtype)) + " or has scales";
+      for (const void* pointer : {weight.data, static_cast<const void*>(linear->bias)})
+        if (!weight.data || reinterpret_cast<uintptr_t>(pointer) % 16 != 0)
+          return "a weight is missing or does not begin at 16 bytes";
+    }
+  }
+  return "";
+}
+
+// As few_rows reads its vectors: 16 bytes at a time.
+bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
+
+// Up to how many rows of a call with a cache the products of all layers take the norms before them and the sums behind.
+template <class T>
+int64_t most_by_reader(const Context<Cuda>& context, const EncoderConfig& config, const Weights<T>& weights,
+                       AttentionPath path) {
+  if (path != AttentionPath::fused || weights.layers.empty() || most_deferred_tokens() == 0) return 0;
+  if (!config.shard.whole()) return 0;  // a part of a sum is no result to add to the stream
+  const auto is_read = [](const Norm<T>& norm) { return norm.gamma && aligned(norm.gamma) && aligned(norm.beta); };
+  const auto has_product = [&](const Linear<T>& linear, Before before, int64_t rows) {
+    Product product = product_of(linear, rows, {.bias = true, .residual = before == Before::nothing});
+    product.before = before;
+    return linear.weight.data && !linear.input && aligned(linear.weight.data) && aligned(linear.bias) &&
+           has_kernel(gpu_of(context), product);
+  };
+  int64_t most = kMostFewRows;
+  for (const Layer<T>& layer : weights.layers) {
+    const BlockNorms<T>&of_attention = layer.attention_norms, &of_ffn = layer.ffn_norms;
+    const bool first = &layer == &weights.layers.front();
+    if (layer.config.norm_place != NormPlace::pre || of_attention.result || of_ffn.result ||
+        !(of_attention.before ? is_read(of_attention.before) : first) || !of_ffn.before || !is_read(of_ffn.before))
+      return 0;
+    while (most > 0 &&
+           !(has_product(layer.qkv, Before::norm_rows, most) && has_product(layer.out, Before::nothing, most) &&
+             has_product(layer.up, Before::norm_rows, most) && has_product(layer.down, Before::nothing, most)))
+      --most;
+  }
+  return most;
+}
+
+bool norms_stand_before(const LayerConfig& layer) { return layer.norm_place == NormPlace::pre; }
+
+// The vectors of all products.
+template <class T>
+void set_vectors(const Context<Cuda>& context, Weights<T>& weights, const AllocateFloats& allocate) {
+  const DeviceGuard guard(context.device);
+  const bool keep_sum = norms_stand_before(weights.layers.front().config);
+  // left: by the sum on which a norm is pending; beta: of that norm.
+  const auto correction = [&](const Linear<T>& linear, const SumVectors& left, const T* beta) {
+    const Matrix& w = linear.weight;
+    float *const add = allocate(w.n), *const slope = allocate(w.n);
+    make_correction_vectors(context, kDType<T>, w.data, linear.bias, left.gamma, beta, w.n, w.k, add, slope);
+    return CorrectionVectors{add, slope};
+  };
+  // beta: of the norm that is pending on the residual; next: the one that follows.
+  const auto sum = [&](const Linear<T>& linear, const T* beta, const Norm<T>& next) {
+    const int64_t n = linear.weight.n;
+    float *const add = allocate(n), *const gamma = allocate(n), *const unscale = allocate(1);
+    make_sum_vectors(context, kDType<T>, linear.bias, keep_sum ? nullptr : beta, next.gamma, next.offset, keep_sum, n,
+                     add, gamma, unscale);
+    return SumVectors{add, gamma, unscale};
+  };
+  const Norm<T> kernel;  // what follows the last sum
+  SumVectors left{};
+  Norm<T> pending;
+  for (size_t i = 0; i < weights.layers.size(); ++i) {
+    Layer<T>& layer = weights.layers[i];
+    const bool last = i + 1 == weights.layers.size();
+    const Norm<T>& behind_attention = keep_sum ? layer.ffn_norms.before : layer.attention_norms.after;
+    const Norm<T>& behind_ffn = !keep_sum ? layer.ffn_norms.after
+                                : last    ? kernel
+                                          : weights.layers[i + 1].attention_norms.before;
+    layer.qkv.behind_norm = correction(layer.qkv, left, pending.beta);
+    layer.out.ahead_of_norm = sum(layer.out, pending.beta, behind_attention);
+    layer.up.behind_norm = correction(layer.up, layer.out.ahead_of_norm, behind_attention.beta);
+    layer.down.ahead_of_norm = sum(layer.down, behind_attention.beta, behind_ffn);
+    layer.down.unread = sum(layer.down, behind_attention.beta, kernel);
+    left = layer.down.ahead_of_norm, pending = behind_ffn;
+  }
+}
+
+template <class T>
+bool by_moments(const Context<Cuda>& context, const DeferralLimits& limits, const Weights<T>& weights, int64_t tokens) {
+  if (tokens == 0 || tokens > limits.by_moments) return false;
+  const Layer<T>& layer = weights.layers.front();
+  const int64_t rows = gemm_rows(context, tokens);
+  const After after = norms_stand_before(layer.config) ? After::moments_beside : After::moments;
+  const FeedForwardConfig& ffn = layer.config.ffn;
+  const auto behind = [&](const Linear<T>& linear, const Epilogue& epilogue) {
+    Product product = product_of(linear, rows, epilogue);
+    product.before = Before::norm_by_moments;
+    return is_one_kernel(context, linear, product);
+  };
+  const auto ahead = [&](const Linear<T>& linear) {
+    return is_one_kernel(context, linear, product_of(linear, rows, {.bias = true, .residual = true, .after = after}));
+  };
+  return behind(layer.qkv, {.bias = true}) && ahead(layer.out) &&
+         behind(layer.up, {.bias = true, .activation = ffn.activation, .gate = ffn.gated ? Gate::pairs : Gate::none}) &&
+         ahead(layer.down);
+}
+
+}  // namespace
+
+template <class T>
+DeferralLimits prepare(const Context<Cuda>& context, const EncoderConfig& config, Weights<T>& weights,
+                       AttentionPath path, const AllocateFloats& allocate) {
+  DeferralLimits limits;
+  if constexpr (sizeof(T) == 2) {
+    limits.by_reader = most_by_reader(context, config, weights, path);
+    if (!allocate) return limits;
+    limits.refusal = refusal(context, config, weights, path);
+    if (!limits.refusal.empty()) return limits;
+    limits.by_moments = most_deferred_tokens();
+    set_vectors(context, weights, allocate);
+  }
+  return limits;
+}
+
+template <class T>
+NormedBy normed_by(const Context<Cuda>& context, const DeferralLimits& limits, const Weights<T>& weights,
+                   int64_t tokens, bool cached) {
+  if (cached && tokens <= limits.by_reader) return NormedBy::reader;
+  return by_moments(context, limits, weights, tokens) ? NormedBy::moments : NormedBy::kernels;
+}
+
+template <class T>
+std::string deferred_state(const Context<Cuda>& context, const DeferralLimits& limits, const Weights<T>& weights) {
+  if (!limits.refusal.empty()) return "no: " + limits.refusal;
+  const int64_t most = limits.by_moments;
+  std::string all;
+  for (int64_t tokens = 1, first = 0; tokens <= most;) {
+    const int64_t last = std::min(gemm_rows(context, tokens), most);
+    const bool taken = by_moments(context, limits, weights, tokens);
+    if (taken && !first) first = tokens;
+    if (first && (!taken || last == most)) {
+      all += (all.empty() ? "" : ", ") + std::to_string(first) + " to " + std::to_string(taken ? last : tokens - 1);
+      first = 0;
+    }
+    tokens = last + 1;
+  }
+  return all.empty() ? "no: no number of tokens has all four products of a layer from kernels that defer norms"
+                     : "of " + all + " tokens";
+}
+
+#define FTBERT_INSTANTIATE(T)                                                                                 \
+  template DeferralLimits prepare(const Context<Cuda>&, const EncoderConfig&, Weights<T>&, AttentionPath,     \
+                                  const AllocateFloats&);                                                     \
+  template NormedBy normed_by(const Context<Cuda>&, const DeferralLimits&, const Weights<T>&, int64_t, bool); \
+  template std::string deferred_state(const Context<Cuda>&, const DeferralLimits&, const Weights<T>&);
+FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
+
+}  // namespace ftbert
