@@ -11,9 +11,11 @@ using Shapes = ShapeList<NormShape<192, 64, true, 1>, NormShape<192, 64, false, 
                          NormShape<128, 64, false, 2>>;
 
 void run(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data) {
-  if (p.a == DType::e4m3) return run_layernorm_e4m3(context, variant, p, data);
-  run_norm<Shapes>(variant, p, data,
-                   [&]<class E, class Shape>() { launch_norm<E, Shape, LayerRule, ResultMaps>(context, p, data); });
+  const auto launch = [&]<class E, class Shape>() { launch_norm<E, Shape, LayerRule, ResultMaps>(context, p, data); };
+  if (p.a != DType::e4m3) return run_norm<Shapes>(variant, p, data, launch);
+  FTBERT_CHECK(!data.copy || (data.copy_scale && data.copy != data.c),
+               "wgmma_layernorm: expected a copy in e4m3 with a scale, in other memory than the result");
+  run_norm<ScaledShapes>(variant, p, data, launch);
 }
 
 bool supports(const Gpu& gpu, int variant, const Product& p) {

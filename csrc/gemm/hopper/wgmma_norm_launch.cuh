@@ -9,11 +9,6 @@
 #include "gemm/hopper/wgmma_norm.cuh"
 
 namespace ftbert {
-
-// Variants of wgmma_layernorm and wgmma_prenorm with A and B in E4M3.
-void run_layernorm_e4m3(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data);
-void run_prenorm_e4m3(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data);
-
 namespace {
 
 template <class E, class Shape, class Rule, class Maps>

@@ -5,6 +5,9 @@
 // memory accelerator for tiles of A and B, a ring of stages ahead; two warpgroups multiply in turns (wgmma), each a
 // whole tile: while one multiplies, the other adds the bias, applies the activation and stores. So the tensor cores
 // need not wait for an epilogue, if it takes less time than a tile's products.
+//
+// A and B may be E4M3, whose 128 elements are a row of a stage where 64 of 16 bits are: sums begin at zero, and scales
+// and bias come behind the last step.
 #pragma once
 #include <algorithm>
 #include <string_view>

@@ -1,17 +1,33 @@
-// Products of wgmma_persistent (wgmma_persistent.cuh) alone, of 16 bits: which there are, how long they take, and their
-// launches. persistent_e4m3_cuda.cu has the instances for E4M3.
+// Products of wgmma_persistent (wgmma_persistent.cuh): which there are, how long they take, and their launches.
 #include <algorithm>
 
 #include "gemm/gpu/guessed_time.h"
 #include "gemm/gpu/turned_product.h"
-#include "gemm/hopper/persistent_endings.cuh"
+#include "gemm/hopper/wgmma_persistent.cuh"
 
 namespace ftbert {
 namespace {
 
+// A: of A's and B's elements; E: of the bias; C: of the result.
+template <class A, class E, class C>
+void run_persistent(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data) {
+  const auto launch = [&]<Gate kGate, Activation kActivation>() {
+    using Activations = OneActivation<kActivation>;
+    launch_persistent<A, Store<E, C, kGate, NoBias, Activations, SwizzledRows>>(
+        context, "kernel wgmma_persistent", variant, p, data, {{}, Activations(), data.c, data.c_scale});
+  };
+  if (p.epilogue.gate == Gate::pairs)
+    return with_activation(p.epilogue.activation,
+                           [&](auto kind) { launch.template operator()<Gate::pairs, decltype(kind)::value>(); });
+  if (p.epilogue.activation == Activation::none) return launch.template operator()<Gate::none, Activation::none>();
+  launch.template operator()<Gate::none, Activation::gelu_erf>();
+}
+
 void run(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data) {
   if (p.epilogue.heads) return run_turned_persistent(context, variant, p, data);
-  if (p.a == DType::e4m3) return run_persistent_e4m3(context, variant, p, data);
+  if (p.a == DType::e4m3)
+    return with_scaled_types(p, data,
+                             [&]<class E, class C>() { run_persistent<e4m3_t, E, C>(context, variant, p, data); });
   p.a == DType::fp16 ? run_persistent<__half, __half, __half>(context, variant, p, data)
                      : run_persistent<__nv_bfloat16, __nv_bfloat16, __nv_bfloat16>(context, variant, p, data);
 }

@@ -10,8 +10,8 @@ using Shapes = ShapeList<NormShape<192, 64, true, 1>, NormShape<192, 64, false, 
 
 void run(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data) {
   FTBERT_CHECK(data.copy && data.copy != data.c, "wgmma_prenorm: expected other memory for the norm than for the sum");
-  if (p.a == DType::e4m3) return run_prenorm_e4m3(context, variant, p, data);
-  run_sum_and_norm<Shapes>(context, variant, p, data);
+  p.a == DType::e4m3 ? run_sum_and_norm<ScaledShapes>(context, variant, p, data)
+                     : run_sum_and_norm<Shapes>(context, variant, p, data);
 }
 
 bool supports(const Gpu& gpu, int variant, const Product& p) {

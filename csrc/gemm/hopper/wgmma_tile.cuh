@@ -28,10 +28,6 @@
 #include "gemm/gpu/own.h"
 
 namespace ftbert {
-
-// A variant of wgmma_tile with A and B in E4M3.
-void run_tile_e4m3(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data);
-
 namespace {
 
 constexpr int kStepBytes = 128;   // of k, a row of a stage

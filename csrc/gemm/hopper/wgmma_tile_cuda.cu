@@ -14,11 +14,33 @@ using Ungated = Plain<E, Shape, Gate::none>;
 template <class E, class Shape>
 using Gated = Plain<E, Shape, Gate::pairs>;
 
+// A and B in E4M3: scales and bias come behind the last step, when the parts of k have met. E: of the bias; C: of the
+// result, E or E4M3.
+template <class E, class C, Gate kGate, class Activations, class Shape>
+using Scaled = Store<E, C, kGate, ScaledBias<E, Shape::kEights>, Activations, typename Shape::Staging>;
+
+template <class E, class C>
+void run_scaled(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data) {
+  ScaledTileShapes::with(variant, [&](auto shape) {
+    using Shape = decltype(shape);
+    const auto launch = [&]<Gate kGate>(auto activations) {
+      const StoreArguments<ScalesAndBias, decltype(activations)> arguments{
+          {scales_of(p, data), data.bias}, activations, data.c, data.c_scale};
+      launch_tile<e4m3_t, Shape, Scaled<E, C, kGate, decltype(activations), Shape>>(context, "kernel wgmma_tile", p,
+                                                                                    data, arguments);
+    };
+    const Activation activation = p.epilogue.activation;
+    p.epilogue.gate == Gate::pairs ? launch.template operator()<Gate::pairs>(AnyActivation{activation})
+                                   : launch.template operator()<Gate::none>(GeluOrNone{activation});
+  });
+}
+
 void run(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data) {
   if (p.epilogue.residual) return run_ahead_of_norm(context, variant, p, data);
   if (p.before == Before::norm_by_moments) return run_behind_norm(context, variant, p, data);
   if (p.epilogue.heads) return run_turned_tile(context, variant, p, data);
-  if (p.a == DType::e4m3) return run_tile_e4m3(context, variant, p, data);
+  if (p.a == DType::e4m3)
+    return with_scaled_types(p, data, [&]<class E, class C>() { run_scaled<E, C>(context, variant, p, data); });
   const StoreArguments<const void*, AnyActivation> arguments{data.bias, {p.epilogue.activation}, data.c, nullptr};
   if (p.epilogue.gate == Gate::pairs) return run_tile<Gated>(context, "kernel wgmma_tile", variant, p, data, arguments);
   run_tile<Ungated>(context, "kernel wgmma_tile", variant, p, data, arguments);

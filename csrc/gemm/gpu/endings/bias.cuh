@@ -3,6 +3,7 @@
 #include <type_traits>
 
 #include "core/types.h"
+#include "device/e4m3.cuh"
 #include "device/fragment.cuh"
 #include "device/vector.cuh"
 #include "gemm/gpu/own.h"
@@ -19,6 +20,16 @@ struct E4m3Scales {
 
 inline E4m3Scales scales_of(const Product& p, const ProductData& data) {
   return {data.a_scale, data.b_scale, p.b_scales == Granularity::row};
+}
+
+// run.operator()<E, C>() of a product of E4M3: the bias's type and the result's, E or E4M3.
+template <class Run>
+void with_scaled_types(const Product& p, const ProductData& data, const Run& run) {
+  const auto of_bias = [&]<class E>() {
+    p.c == DType::e4m3 ? run.template operator()<E, e4m3_t>() : run.template operator()<E, E>();
+  };
+  data.bias_type(p) == DType::fp16 ? of_bias.template operator()<__half>()
+                                   : of_bias.template operator()<__nv_bfloat16>();
 }
 
 // What the sums of W columns from `column` on are multiplied by before they get the bias.
