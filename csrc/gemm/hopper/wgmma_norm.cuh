@@ -46,7 +46,7 @@ struct NormShape {
   static constexpr int kBytesA = kTileM * kStepBytes, kStageBytes = kBytesA + kTileN * kStepBytes;
   // The residual's tile, and then what is stored, on its way out.
   static constexpr int kTileBytes = kTileM * kTileN * 2, kBuffers = kBuffers_;
-  static constexpr int kTurns = kTogether ? 1 : 2;  // a block's tiles belong to its warpgroups in turns
+  static constexpr int kTilesAtOnce = kTogether ? 1 : 2;               // of a block: of both warpgroups, or of each
   static constexpr int kVectorBytes = (kScaled ? 4 : 3) * kTileN * 4;  // bias, gamma, beta, scales: float
   static constexpr int kOther = 1024 + kBuffers * kTileBytes + kVectorBytes + 256;
   static constexpr int kStages = (227 * 1024 - kOther) / kStageBytes;
@@ -54,8 +54,8 @@ struct NormShape {
   static constexpr int kWarps = kTogether ? 8 : 4;  // that read a stage
   // In the variant's name: how two of the same tile differ.
   static constexpr std::string_view kKind = kTogether ? "together" : kBuffers == 1 ? "single" : "";
-  static_assert(kHalves * 64 == kRows && kWarps * kTurns == 8);
-  static_assert(16 * kStages + 8 * (kBuffers + kTurns) <= 256 && kBytes <= 227 * 1024);
+  static_assert(kHalves * 64 == kRows && kWarps * kTilesAtOnce == 8);
+  static_assert(16 * kStages + 8 * (kBuffers + kTilesAtOnce) <= 256 && kBytes <= 227 * 1024);
 };
 
 // Of A and B in E4M3, in the order of both kernels' first variants. Not 128x192 single, which would spill.
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   using A = std::conditional_t<Shape::kScaled, e4m3_t, E>;
   constexpr int kStep = kStepBytes / sizeof(A);
   constexpr int kTileN = Shape::kTileN, kStages = Shape::kStages, kBuffers = Shape::kBuffers;
-  constexpr int kTurns = Shape::kTurns;
+  constexpr int kTilesAtOnce = Shape::kTilesAtOnce;
   constexpr bool kTogether = Shape::kTogether;
   extern __shared__ char unaligned_memory[];
   char* const memory = unaligned_memory + (1024 - shared_address(unaligned_memory) % 1024) % 1024;
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   float2* const bias = reinterpret_cast<float2*>(vectors + kTileN / 2);
   float4* const factors = vectors + kTileN / 2;
   Ring<kStages, Shape::kWarps> ring{tiles + kBuffers * Shape::kTileBytes + Shape::kVectorBytes};
-  const uint32_t arrived = ring.barriers + ring.kBytes, gone = arrived + 8 * kTurns;  // of residuals
+  const uint32_t arrived = ring.barriers + ring.kBytes, gone = arrived + 8 * kTilesAtOnce;  // of residuals
   // As the compiler sees, the same for all lanes: what follows from it stays in uniform registers.
   const int all_warps = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0), warpgroup = all_warps / 4;
   // A block's tiles all have the same columns.
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     prefetch_map(maps.out);
     if constexpr (Maps::kKeepSum) prefetch_map(maps.copy);
     ring.init();
-    for (int t = 0; t < kTurns; ++t) barrier_init(arrived + 8 * t, 1);
+    for (int t = 0; t < kTilesAtOnce; ++t) barrier_init(arrived + 8 * t, 1);
     for (int t = 0; t < kBuffers; ++t) barrier_init(gone + 8 * t, Shape::kWarps);
     barrier_init_fence();
   }
@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (warpgroup == 0) {
     fewer_registers<24>();
     const auto bring_residual = [&](int index, int tile) {
-      const uint32_t barrier = arrived + 8 * (index % kTurns), to = tiles + index % kBuffers * Shape::kTileBytes;
+      const uint32_t barrier = arrived + 8 * (index % kTilesAtOnce), to = tiles + index % kBuffers * Shape::kTileBytes;
       barrier_expect(barrier, Shape::kTileBytes);
       for (int c = 0; c < kTileN / 64; ++c)
         tma_load(to + c * (Shape::kTileM * 128), maps.in, column + c * 64, tile * Shape::kTileM, barrier);
@@ -243,7 +243,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     const int buffer = index % kBuffers, row0 = (kTogether ? group * 64 : 0) + warp * 16;  // in the tile
     const uint32_t shared = tiles + buffer * Shape::kTileBytes + row0 * 128;
     uint64_t* const row_moments = work.moments + (int64_t{tile} * Shape::kTileM + row0 + lane / 4) * work.columns;
-    barrier_wait(arrived + 8 * (index % kTurns), index / kTurns % 2);
+    barrier_wait(arrived + 8 * (index % kTilesAtOnce), index / kTilesAtOnce % 2);
     float mean[kHalves][2], scale[kHalves][2];
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
@@ -294,7 +294,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       tma_store_wait_read();
       barrier_arrive(gone + 8 * buffer);
     }
-    index += kTurns;
+    index += kTilesAtOnce;
     tile = first + index * step_tiles;
   }
 #else

@@ -50,13 +50,13 @@ __device__ int angles_of(const HeadTurn<E>& turn, int64_t row, int64_t rows) {
 __device__ inline int rows_left(int64_t rows) { return static_cast<int>(max(int64_t{0}, min(rows, int64_t{8}))); }
 
 // Eight rows of a warp by kColumns, whole heads of kHead numbers: kLanes threads have a head of one row, each a unit of
-// four pairs, and kTurns times all of them have all rows of a head. The angles are there before the sums are.
+// four pairs, and kPasses times all of them have all rows of a head. The angles are there before the sums are.
 template <class E, int kHead, int kColumns>
 struct TurnedRows {
-  static constexpr int kLanes = kHead / 8, kTurns = kLanes / 4;
+  static constexpr int kLanes = kHead / 8, kPasses = kLanes / 4;
   static_assert(kColumns % kHead == 0 && kHead % 32 == 0);
 
-  float angles[kTurns][8] = {};
+  float angles[kPasses][8] = {};
 
   // The compiler keeps nothing that depends on it in registers, of which some variants then would have too few.
   static __device__ int lane_number() {
@@ -76,7 +76,7 @@ struct TurnedRows {
   }
   __device__ void look_ahead(const HeadTurn<E>& turn, int begin, int first) {
 #pragma unroll
-    for (int t = 0; t < kTurns; ++t) look(turn, begin, first, t, angles[t]);
+    for (int t = 0; t < kPasses; ++t) look(turn, begin, first, t, angles[t]);
   }
 
   // From the registers of a warp. value(j): what is in place of these rows' two columns of accumulator j.
@@ -93,7 +93,7 @@ struct TurnedRows {
   __device__ void finish(const HeadTurn<E>& turn, int begin, int first, const float* shared, E* c, int rows, int n,
                          int column0) {
 #pragma unroll
-    for (int t = 0; t < kTurns; ++t) {
+    for (int t = 0; t < kPasses; ++t) {
       const int lane = lane_number(), row = row_of(lane, t);
       const bool inside = __shfl_sync(~0u, begin, first + row) >= 0;
 #pragma unroll 1
