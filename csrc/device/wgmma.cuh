@@ -5,9 +5,9 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
-#include <string_view>
 
 #include "device/e4m3.cuh"
+#include "device/warpgroups.h"
 
 // Kernels that use them have a body only where this is defined, elsewhere no_warpgroups().
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -15,11 +15,6 @@
 #endif
 
 namespace ftbert {
-
-// Warpgroup instructions exist on capability 9.0 alone, and only in code compiled for sm_90a.
-inline bool has_warpgroups(int capability) {
-  return capability == 90 && std::string_view(FTBERT_CUDA_ARCHS_STRING).find("90a") != std::string_view::npos;
-}
 
 // Rows of kRowBytes (64 or 128), 16-byte chunks xor-ed with the row as the hardware's 64- and 128-byte swizzles do;
 // groups of eight rows follow each other. PTX ISA, "Shared Memory Matrix Layout". further: bytes to the rows' columns

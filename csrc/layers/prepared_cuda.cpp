@@ -6,6 +6,7 @@
 #include "core/check.h"
 #include "core/device_guard.h"
 #include "core/dispatch.h"
+#include "device/warpgroups.h"
 #include "gemm/gemm.h"
 #include "gemm/gpu/deferred_norm.h"
 #include "gemm/hopper/few_rows.h"
@@ -50,7 +51,7 @@ template <class T>
 std::string refusal(const Context<Cuda>& context, const EncoderConfig& c, const Weights<T>& weights,
                     AttentionPath path) {
   if (path != AttentionPath::fused || c.relative_span > 0) return "attention has a bias or takes the general path";
-  if (context.capability != 90) return "needs a GPU of capability 9.0";
+  if (!has_warpgroups(context.capability)) return "needs a GPU of capability 9.0, and kernels compiled for it";
   if (most_deferred_tokens() == 0) return "switched off";
   if (c.layers.empty()) return "there are no layers";
   if (!c.shard.whole()) return "products are parts of sums over several ranks";
