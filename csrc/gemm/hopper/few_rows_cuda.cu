@@ -12,20 +12,20 @@ namespace {
 // Bytes of shared memory that a launch asks for.
 constexpr int kWhole = 222 * 1024, kHalf = 108 * 1024, kMore = 132 * 1024, kLess = 84 * 1024;
 constexpr int kFewestStages = 2;  // of the ring
-// Beside them a block has memory of its own, in units of 128 bytes, and 1 KB of the driver's.
+// Beside them a block has FewRowsShared, in units of 128 bytes, and 1 KB of the driver's.
 constexpr size_t kMultiprocessor = 228 * 1024, kBesides = (sizeof(FewRowsShared) + 127) / 128 * 128 + 1024;
 static_assert(kWhole + kBesides <= kMultiprocessor && 2 * (kHalf + kBesides) <= kMultiprocessor);
 static_assert(kMore + kLess + 2 * kBesides <= kMultiprocessor);
 
-// A block's share of a multiprocessor, beside which a block of the kernel behind finds room. Products that add to the
-// stream have less, those between them more: of the latter no two fit, and beside one of them one of the former. With
-// halves up to 70 of 132 blocks shared a multiprocessor with one of the same kernel, and 35 multiprocessors had none.
-// More than two rows of a take memory of which those with less would have too little.
-struct Share {
+// Shared memory of a block, beside which a block of the kernel behind finds room: out and down, which add to the
+// stream, get 84 KB, qkv and up 132 KB. One of each fits on a multiprocessor, two large ones do not. With 108 KB for
+// each up to 70 of 132 blocks shared a multiprocessor with a block of the same kernel, and 35 multiprocessors had none.
+// With more than two rows of a, 84 KB are too little.
+struct BlockMemory {
   int bytes;
   int enough;  // stages of the ring; if fewer fit, the block has the whole multiprocessor
 };
-Share share_of(int64_t m, bool add) {
+BlockMemory block_memory(int64_t m, bool add) {
   if (m > kMostLaidRows) return {kHalf, 4};
   return {add ? kLess : kMore, 3};
 }
@@ -102,9 +102,9 @@ template <class E, class Storage>
 void launch(const Context<Cuda>& context, const Product& p, FewRows<E> work) {
   const int64_t rows = rows_bytes(p.b, p.m, p.k);
   const auto stages = [&](int64_t room) { return std::min<int64_t>(kMostStages, (room - rows) / Storage::kChunk); };
-  const Share share = share_of(p.m, work.add);
-  int64_t count = stages(share.bytes);
-  if (count < share.enough) count = stages(kWhole);
+  const BlockMemory memory = block_memory(p.m, work.add);
+  int64_t count = stages(memory.bytes);
+  if (count < memory.enough) count = stages(kWhole);
   work.stages = static_cast<int>(count);
   prepare<E, Storage>(context, work);
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(p.n / kTileRows, context.sm_count));

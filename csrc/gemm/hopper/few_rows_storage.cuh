@@ -31,7 +31,8 @@ struct FewRows {
   int m, n, k;
   int stages, row_bytes;  // of the ring; of a row of a in shared memory
   uint32_t* count;        // of the tiles that blocks have asked for, from 0; nullptr: they are dealt evenly
-  // Rows that need no more than to be brought: of `prepared_bytes` each, and behind them their scales.
+  // Rows of a as b's storage wishes them, of `prepared_bytes` each, and behind all rows their scales; nullptr: each
+  // block lays them out.
   const char* prepared;
   int prepared_bytes;
 };
