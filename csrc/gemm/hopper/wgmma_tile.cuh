@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
       }
       warpgroup_commit();
       if (step > group_k) {
-        warpgroup_wait<1>();
+        warpgroup_wait<1>();  // only the products just begun are at work: the stage before is read
         if (lane == 0) ring.release(stage((i + kRound - 1) % kRound));
       }
       step += kGroupsK;
