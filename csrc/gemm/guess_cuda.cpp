@@ -1,5 +1,5 @@
 // The kernel whose guess is the shortest time, ours or cuBLASLt.
-#include <limits>
+#include <algorithm>
 
 #include "gemm/gpu/guessed_time.h"
 #include "gemm/gpu/own.h"
@@ -12,7 +12,7 @@ double million_elements(const Product& p) { return 1e-6 * static_cast<double>(p.
 // cuBLASLt's first proposal, for 16-bit operands. Its wave count is unknown: add 3 %. add_bias_gate writes half of what
 // add_bias_act does, and so takes three quarters of its time. By large weights another line fits, from a few hundred
 // rows on, and add_bias_gate finds fewer of the sums in L2; add_bias_act behind them was not measured.
-double cublas_microseconds(const Product& p) {
+OwnGuess cublas_guess(const Product& p, double saved_us) {
   const bool large = has_large_weight(p);
   double million = 2.63e-3 * static_cast<double>(p.k) + 0.38;  // of a million elements
   if (p.epilogue.gate == Gate::pairs)
@@ -20,7 +20,9 @@ double cublas_microseconds(const Product& p) {
   else if (p.epilogue.activation != Activation::none)
     million += 0.85;
   const double product = million * million_elements(p);
-  return large ? 2.0 + product : 1.03 * (4.0 + product);
+  const double us = large ? 2.0 + product : 1.03 * (4.0 + product);
+  return {.us = saved_us + (is_reading(p) ? std::max(us, 4.0 + reading_microseconds(p)) : us),
+          .beyond = p.m <= few_rows_of(p)};
 }
 
 // add_bias_input_layernorm: start, and for a million elements, each read twice and stored once.
@@ -37,12 +39,12 @@ double norm_microseconds(const Product& p) {
   return kFollowingNorm[0] + stored * kFollowingNorm[1] * million_elements(p);
 }
 
-// The fastest of ours that takes less than `best`, which becomes its time.
-OwnChoice fastest(const Gpu& gpu, const Product& product, double& best) {
+// The fastest of ours that takes less than `best`, which becomes its guess.
+OwnChoice fastest(const Gpu& gpu, const Product& product, OwnGuess& best) {
   OwnChoice found;
   for (const OwnKernel* kernel : own_kernels()) {
     const OwnGuess guess = kernel->guess(gpu, product);
-    if (guess.variant >= 0 && guess.us < best) best = guess.us, found = {kernel, guess.variant};
+    if (guess.variant >= 0 && guess.beats(best)) best = guess, found = {kernel, guess.variant};
   }
   return found;
 }
@@ -79,14 +81,14 @@ OwnChoice guess_product(const Gpu& gpu, const Product& product, double saved_us)
   if (!ours_alone && !is_16_bit_linear(product)) return {};  // times are known of these alone
   const bool normed = product.epilogue.normed();
   if (!is_plain(product) && !normed) {  // no other kernel does the same
-    double best = std::numeric_limits<double>::infinity();
+    OwnGuess best{.beyond = true};
     return fastest(gpu, product, best);
   }
   // `linear` has nothing but ours for E4M3 and Q8_0.
-  double best = ours_alone ? std::numeric_limits<double>::infinity() : cublas_microseconds(product) + saved_us;
+  OwnGuess best = ours_alone ? OwnGuess{.beyond = true} : cublas_guess(product, saved_us);
   const OwnChoice found = fastest(gpu, product.alone(), best);
   if (!normed) return found;
-  best += norm_microseconds(product);
+  best.us += norm_microseconds(product);
   return fastest(gpu, product, best);
 }
 

@@ -130,11 +130,14 @@ struct ShapeList {
   }
 };
 
-// A kernel's best variant for a product, -1: none, and the microseconds that it is expected to take. 0 microseconds: a
-// rule says that nothing else is faster.
+// A kernel's best variant for a product, -1: none, and the microseconds that it is expected to take. beyond: the
+// product has fewer rows than those that the kernel was measured with beside its rivals, which then come first.
 struct OwnGuess {
   int variant = -1;
   double us = std::numeric_limits<double>::infinity();
+  bool beyond = false;
+
+  bool beats(const OwnGuess& other) const { return beyond != other.beyond ? other.beyond : us < other.us; }
 };
 
 // Variants are numbered by their index in `variants`, within one process only.

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "gemm/gpu/guessed_time.h"
 #include "gemm/hopper/few_rows.cuh"
 #include "gemm/hopper/few_rows.h"
 #include "kernels/kernels.h"
@@ -56,11 +57,12 @@ bool supports(const Gpu& gpu, int, const Product& p) {
          (!e.residual || (e.after == After::nothing && sums)) && fits(gpu, p.a, p.b, p.m, p.n, p.k);
 }
 
-// Of Q8_0 there is no other. Of 16 bits cuBLASLt's kernels for few rows are as fast where L2 holds what they read.
+// Of 16 bits cuBLASLt's kernels for few rows are as fast where L2 holds what they read; beside wgmma_tile it was not
+// measured.
 OwnGuess guess(const Gpu& gpu, const Product& p) {
-  constexpr int64_t kLarge = 1 << 24;  // numbers
-  if (!supports(gpu, 0, p) || (is_plain(p) && p.b != DType::q8_0 && p.n * p.k < kLarge)) return {};
-  return {0, 0};
+  const bool q8 = p.b == DType::q8_0;
+  if (!supports(gpu, 0, p) || (is_plain(p) && !q8 && !is_reading(p))) return {};
+  return {0, 2.5 + reading_microseconds(p), !q8};
 }
 
 // How rows of a come to the blocks: as they are; or each block lays them out itself, one or two where they fit its

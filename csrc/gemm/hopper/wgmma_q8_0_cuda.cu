@@ -4,6 +4,7 @@
 #include "core/check.h"
 #include "gemm/gpu/guessed_time.h"
 #include "gemm/gpu/own.h"
+#include "gemm/hopper/few_rows.h"
 #include "gemm/hopper/wgmma_q8_0.cuh"
 
 namespace ftbert {
@@ -52,7 +53,7 @@ void run(const Context<Cuda>& context, int variant, const Product& p, const Prod
   });
 }
 
-// Up to eight rows are few_rows'.
+// The lines are of more rows than few_rows has.
 OwnGuess guess(const Gpu& gpu, const Product& p) {
   // Microseconds of a step of k of one block on a multiprocessor, of two together (0: one has no room for two), and of
   // what is around a tile's steps. Fitted to 32 products of Llama-2-7B's matrices on an H100: what it chooses is at
@@ -71,7 +72,7 @@ OwnGuess guess(const Gpu& gpu, const Product& p) {
     const int64_t each = over(tiles, gpu.sm_count), pairs = time.together > 0 ? each / 2 : 0;  // of a multiprocessor
     const double us = static_cast<double>(pairs) * (time.together * steps + time.tile) +
                       static_cast<double>(each - 2 * pairs) * (time.alone * steps + time.tile);
-    if (us < best.us) best = {time.variant, us};
+    if (us < best.us) best = {time.variant, us, p.m <= kMostFewRows};
   }
   return best;
 }

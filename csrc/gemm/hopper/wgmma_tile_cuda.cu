@@ -132,7 +132,8 @@ OwnGuess guess_e4m3(const Gpu& gpu, const Product& p) {
   return best;
 }
 
-// Of 16 bits in one wave only.
+// Of 16 bits in one wave only. Of few rows the rule's variant, by the line of 64x64 pair where it has none itself; a
+// part of a divided k takes its share of the steps.
 OwnGuess guess(const Gpu& gpu, const Product& p) {
   static constexpr TimeLine kLines[] = {
       {TileShapes::variant_of<KShared<64>>(), 2.25, 0.115, 0, 0.43, 0},
@@ -142,7 +143,13 @@ OwnGuess guess(const Gpu& gpu, const Product& p) {
       {TileShapes::variant_of<Tall<128>>(), 2.79, 0.303, 0, 0.87, 0},
   };
   if (p.a == DType::e4m3) return guess_e4m3(gpu, p);
-  if (const int few = few_rows_variant(gpu, p); few >= 0) return {few, 0};
+  if (const int few = few_rows_variant(gpu, p); few >= 0) {
+    const TimeLine* line =
+        std::find_if(std::begin(kLines), std::end(kLines), [&](const TimeLine& one) { return one.variant == few; });
+    Product part = p;
+    part.k /= TileShapes::kVariants[few].tile.split;
+    return {few, microseconds(line == std::end(kLines) ? kLines[0] : *line, 1, part)};
+  }
   OwnGuess best;
   for (const TimeLine& line : kLines) {
     if (!supports(gpu, line.variant, p) || blocks_of(line.variant, p) > gpu.sm_count) continue;
