@@ -15,8 +15,13 @@ using CorrectedGates = Correct<E, Shape, Gate::pairs>;
 
 void run_behind_norm(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data) {
   const MomentData& by = data.by_moments;
-  const double inverse = 1.0 / static_cast<double>(p.k);
-  const CorrectArguments arguments{by.add, by.slope, by.pending, by.moments, inverse, data.c, {p.epilogue.activation}};
+  const CorrectArguments arguments{.add = by.add,
+                                   .slope = by.slope,
+                                   .norm = by.pending,
+                                   .cleared = by.moments,
+                                   .inverse = 1.0 / static_cast<double>(p.k),
+                                   .c = data.c,
+                                   .activations = {p.epilogue.activation}};
   if (p.epilogue.gate == Gate::pairs)
     return run_tile<CorrectedGates>(context, "kernel corrected_product", variant, p, data, arguments);
   run_tile<Corrected>(context, "kernel corrected_product", variant, p, data, arguments);

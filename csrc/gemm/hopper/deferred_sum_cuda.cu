@@ -15,16 +15,16 @@ using Keeping = ResidualSum<E, Shape, true>;
 
 void run_ahead_of_norm(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data) {
   const MomentData& by = data.by_moments;
+  SumArguments arguments{
+      .add = by.add, .gamma_out = by.gamma, .moments = by.moments, .residual = by.residual, .c = data.c};
   if (p.epilogue.after == After::moments_beside) {
-    void* const x = const_cast<void*>(by.residual);
-    const bool centred = p.epilogue.norm == NormKind::layer;
-    const SumArguments arguments{by.add, nullptr, by.gamma, {}, by.moments, 0, x, data.c, x, centred};
+    arguments.kept = const_cast<void*>(by.residual);
+    arguments.centred = p.epilogue.norm == NormKind::layer;
     return run_tile<Keeping>(context, "kernel keeping_product", variant, p, data, arguments);
   }
-  const double inverse = 1.0 / static_cast<double>(p.n);
-  const float* const pending = by.pending.gamma ? by.pending.gamma : by.add;
-  const SumArguments arguments{by.add,  pending,     by.gamma, by.pending, by.moments,
-                               inverse, by.residual, data.c,   nullptr,    true};
+  arguments.gamma = by.pending.gamma ? by.pending.gamma : by.add;
+  arguments.norm = by.pending;
+  arguments.inverse = 1.0 / static_cast<double>(p.n);
   run_tile<Summing>(context, "kernel summing_product", variant, p, data, arguments);
 }
 

@@ -8,7 +8,7 @@ namespace {
 
 // Whether each warp has whole heads.
 template <class Shape, int kHead>
-inline constexpr bool kTurns = Shape::kParts == 1 && Shape::kTileN % kHead == 0;
+inline constexpr bool kWholeHeads = Shape::kParts == 1 && Shape::kTileN % kHead == 0;
 
 template <int kHead, class T>
 void run_tile_of(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data,
@@ -16,7 +16,7 @@ void run_tile_of(const Context<Cuda>& context, int variant, const Product& p, co
   TileShapes::with(variant, [&](auto shape) {
     using Shape = decltype(shape);
     using E = native_t<T>;
-    if constexpr (kTurns<Shape, kHead>)
+    if constexpr (kWholeHeads<Shape, kHead>)
       launch_tile<E, Shape, TurnThroughMemory<E, kHead, Shape::kEights>>(context, "kernel turned_tile", p, data,
                                                                          arguments);
   });

@@ -22,17 +22,17 @@ void launch_norm(const Context<Cuda>& context, const Product& p, const ProductDa
     FTBERT_CUDA_CHECK(cudaMemsetAsync(moments.data, 0, moments.count * sizeof(*moments.data),
                                       static_cast<cudaStream_t>(context.stream)));
   WorkOf<Shape> work;
-  static_cast<Work&>(work) = {static_cast<int>(over(p.k * bytes_of(p.a), kStepBytes)),
-                              columns,
-                              row_tiles,
-                              data.norm.eps,
-                              1.0f / static_cast<float>(p.n),
-                              data.bias,
-                              data.norm.gamma,
-                              data.norm.beta,
-                              moments.data,
-                              (mark >> 7) << 31 | (mark & 0x7f),
-                              data.norm.offset};
+  static_cast<Work&>(work) = Work{.k_steps = static_cast<int>(over(p.k * bytes_of(p.a), kStepBytes)),
+                                  .columns = columns,
+                                  .row_tiles = row_tiles,
+                                  .eps = data.norm.eps,
+                                  .row_inverse = 1.0f / static_cast<float>(p.n),
+                                  .bias = data.bias,
+                                  .gamma = data.norm.gamma,
+                                  .beta = data.norm.beta,
+                                  .moments = moments.data,
+                                  .mark = (mark >> 7) << 31 | (mark & 0x7f),
+                                  .offset = data.norm.offset};
   if constexpr (Shape::kScaled) {
     work.scales = scales_of(p, data);
     work.copy = data.copy_scale ? static_cast<uint8_t*>(data.copy) : nullptr, work.copy_scale = data.copy_scale;

@@ -9,7 +9,8 @@ namespace ftbert {
 namespace {
 
 struct CorrectArguments {
-  const float *add, *slope;  // [n]
+  const float* add;    // [n]
+  const float* slope;  // [n]
   PendingNorm norm;
   RowMoments cleared;
   double inverse;  // 1 / k

@@ -8,14 +8,16 @@ namespace ftbert {
 namespace {
 
 struct SumArguments {
-  const float *add, *gamma, *gamma_out;  // gamma: of the LayerNorm that is pending, or any vector
-  PendingNorm norm;
+  const float* add;              // [n]
+  const float* gamma = nullptr;  // of the LayerNorm that is pending, or any vector
+  const float* gamma_out;        // of the norm that follows
+  PendingNorm norm = {};
   RowMoments moments;
-  double inverse;  // 1 / n
+  double inverse = 0;  // 1 / n
   const void* residual;
   void* c;
-  void* kept;    // where the sum itself goes
-  bool centred;  // the norm that follows takes a mean off: without it moments are the squares alone
+  void* kept = nullptr;  // where the sum itself goes
+  bool centred = true;   // the norm that follows takes a mean off: without it moments are the squares alone
 };
 
 // kKeep: nothing is pending on the residual, which becomes the sum.
