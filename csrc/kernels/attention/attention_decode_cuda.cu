@@ -39,8 +39,9 @@ void launch_decode(const Call& call, const AttentionScratch& scratch, const NewT
   // Of the keys that a query sees, at most.
   const int64_t reach = std::min(s.max_k, int64_t{1} + call.window.left + call.window.right);
   constexpr bool kClusters = sizeof(E) == 2;  // in float, whose speed counts less, one kernel is enough
-  const auto [splits, cluster] = splits_of(call.context, pairs, reach, DecodeShape<E, kHeadSize, kHeads>::kStep,
-                                           kClusters && call.context.capability >= 90);
+  using Shape = DecodeShape<E, kHeadSize, kHeads>;
+  const auto [splits, cluster] =
+      splits_of(call.context, pairs, reach, Shape::kStep, kClusters && call.context.capability >= 90);
   const DecodeParameters<E> parameters{static_cast<const E*>(q.data),
                                        static_cast<const E*>(k.data),
                                        static_cast<const E*>(v.data),
@@ -66,10 +67,9 @@ void launch_decode(const Call& call, const AttentionScratch& scratch, const NewT
     launch_overlapped(call.context, "kernel attention_decode", kernel,
                       dim3(static_cast<unsigned>(splits), static_cast<unsigned>(call.heads.kv * blocks_a_head),
                            static_cast<unsigned>(s.count)),
-                      kDecodeThreads, DecodeShape<E, kHeadSize, kHeads>::kRingBytes, Presence(blocks), parameters);
+                      kDecodeThreads, LaneRing<Shape>::kBytes, Presence(blocks), parameters);
   };
-  cluster ? launch(attention_decode_kernel<E, kHeadSize, kHeads, kClusters>)
-          : launch(attention_decode_kernel<E, kHeadSize, kHeads, false>);
+  cluster ? launch(attention_decode_kernel<Shape, kClusters>) : launch(attention_decode_kernel<Shape, false>);
 }
 
 template <class E, int kHeadSize>

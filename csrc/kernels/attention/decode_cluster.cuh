@@ -7,6 +7,7 @@
 #include "device/cluster.cuh"
 #include "device/mma.cuh"
 #include "device/tma.cuh"
+#include "kernels/attention/decode_shape.cuh"
 #include "kernels/attention/decode_sums.cuh"
 
 namespace ftbert {
@@ -14,27 +15,27 @@ namespace {
 
 constexpr int kMostInCluster = 8;  // which every GPU with clusters can hold
 
-// In the shared memory of each block. An item is four columns of a head; a block merges as many as the others.
-template <class E, int kHeadSize, int kHeads>
+// In the shared memory of each block. A block merges as many items as the others.
+template <class Shape>
 struct ClusterSums {
-  static constexpr int kFours = kHeadSize / 4, kItems = kHeads * kFours;
+  using E = typename Shape::E;
+  static constexpr int kFours = Shape::kFours, kItems = Shape::kItems;
   static_assert(kFours >= kMostInCluster);
 
-  float4 items[kItems + kMostInCluster];          // [block][share]
-  float2 most_and_total[kMostInCluster][kHeads];  // of each block
+  float4 items[kItems + kMostInCluster];                 // [block][share]
+  float2 most_and_total[kMostInCluster][Shape::kHeads];  // of each block
 
   static __device__ int share(int blocks) { return (kItems + blocks - 1) / blocks; }
 
   // An item of this block, to the block that merges it. All blocks have begun.
-  __device__ void send(int block, int blocks, int item, float most, float total, const float (&sum)[4]) {
+  __device__ void send(int block, int blocks, int item, const FourSums& mine) {
     const int each = share(blocks), column = item % kFours;
-    store_in_cluster(shared_address(items + block * each + item % each), float4{sum[0], sum[1], sum[2], sum[3]},
-                     item / each);
+    store_in_cluster(shared_address(items + block * each + item % each), mine.columns(), item / each);
     if (column < blocks)
-      store_in_cluster(shared_address(&most_and_total[block][item / kFours]), float2{most, total}, column);
+      store_in_cluster(shared_address(&most_and_total[block][item / kFours]), float2{mine.largest, mine.total}, column);
   }
 
-  // Of all threads of all blocks of the cluster, once each has sent its own: into out [heads, kHeadSize].
+  // By all threads of all blocks of the cluster, once each has sent its items: into out [heads, kHeadSize].
   __device__ void merge(int block, int blocks, int heads, E* out) const {
     cluster_publish();
     cluster_arrived();
@@ -42,16 +43,13 @@ struct ClusterSums {
     for (int i = static_cast<int>(threadIdx.x); i < each; i += static_cast<int>(blockDim.x)) {
       const int item = block * each + i, h = item / kFours;
       if (h >= heads) return;
-      float most = -INFINITY, total = 0, sum[4] = {};
-      for (int from = 0; from < blocks; ++from) most = fmaxf(most, most_and_total[from][h].x);
+      FourSums all{-INFINITY};
+      for (int from = 0; from < blocks; ++from) all.largest = fmaxf(all.largest, most_and_total[from][h].x);
       for (int from = 0; from < blocks; ++from) {
         const float2 theirs = most_and_total[from][h];
-        const float weight = decode_exp2<E>(theirs.x - most);
-        const float4 four = items[from * each + i];
-        total += weight * theirs.y;
-        sum[0] += weight * four.x, sum[1] += weight * four.y, sum[2] += weight * four.z, sum[3] += weight * four.w;
+        all.add(decode_exp2<E>(theirs.x - all.largest), theirs.y, items[from * each + i]);
       }
-      store_four(sum, total != 0 ? 1 / total : 0, out + h * kHeadSize, item % kFours);
+      all.store(out + h * Shape::kHeadSize, item % kFours);
     }
   }
 };

@@ -1,4 +1,4 @@
-// What attention_decode does with the sums over a query's keys: of a lane, of neighbouring lanes, of several blocks.
+// Sums over a query's keys, as attention_decode has them: of a lane, and of four columns.
 #pragma once
 #include <cstdint>
 
@@ -45,13 +45,21 @@ __device__ float dot_of_lanes(const float (&x)[kNumbers], const float (&y)[kNumb
   return dot;
 }
 
-// How many have arrived before. By a thread whose block has a barrier before it and behind it: what blocks have stored
-// before they arrive, those that arrive later can read behind it.
-__device__ inline int arrive_at(int32_t* arrivals) {
-  int before;
-  asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], 1;" : "=r"(before) : "l"(arrivals) : "memory");
-  return before;
-}
+// Sums over several keys in four columns of a head: of 2^(score - largest), and of those times values.
+struct FourSums {
+  float largest, total = 0, sum[4] = {};
+
+  __device__ void add(float weight, float more, float4 four) {
+    total += weight * more;
+    sum[0] += weight * four.x, sum[1] += weight * four.y, sum[2] += weight * four.z, sum[3] += weight * four.w;
+  }
+  __device__ float4 columns() const { return {sum[0], sum[1], sum[2], sum[3]}; }
+  // What attention gives; 0 without keys.
+  template <class E>
+  __device__ void store(E* row, int column) const {
+    store_four(sum, total != 0 ? 1 / total : 0, row, column);
+  }
+};
 
 }  // namespace
 }  // namespace ftbert
