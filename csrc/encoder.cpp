@@ -57,7 +57,7 @@ Encoder<Device, T>::Encoder(const Context<Device>& context, EncoderConfig config
                             std::optional<AttentionPath> attention, const AllocateFloats& allocate)
     : config_(std::move(config)),
       weights_(with_rotary_tables(context, config_, std::move(weights), allocate)),
-      attention_(choose_attention<Device, T>(context, config_, attention)),
+      attention_(choose_attention(context, weights_.layers, attention)),
       layers_(config_, weights_, attention_.path) {
   for (const Layer<T>& layer : weights_.layers)
     for (const Linear<T>* linear : {&layer.qkv, &layer.out, &layer.up, &layer.down})
@@ -76,6 +76,11 @@ size_t Encoder<Device, T>::weight_scratch_bytes(const Context<Device>& context, 
     for (const Linear<T>* linear : {&layer.qkv, &layer.out, &layer.up, &layer.down})
       most = std::max(most, ftbert::weight_scratch_bytes(context, *linear, rows));
   return most;
+}
+
+template <class Device, class T>
+std::string Encoder<Device, T>::attention_kernels(const Context<Device>& context) const {
+  return attention_.path == AttentionPath::fused ? describe_kernels(context, weights_.layers, config_.max_seq()) : "";
 }
 
 template <class Device, class T>

@@ -49,6 +49,8 @@ class Encoder {
   size_t weight_scratch_bytes(const Context<Device>& context, const Batch& batch,
                               const Linear<T>* head = nullptr) const;
   const AttentionChoice& attention() const { return attention_; }
+  // On the fused path, which of its kernels run (describe_kernels).
+  std::string attention_kernels(const Context<Device>& context) const;
   // Of how many tokens norms are deferred, or why they are not.
   std::string deferred_state(const Context<Device>& context) const;
 

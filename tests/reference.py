@@ -56,9 +56,10 @@ def attention(
     scale: float | None = None,
     left: int = -1,
     right: int = -1,
+    soft_cap: float = 0,
 ) -> Tensor:
     """qkv [tokens, (heads + 2*kv_heads) * head_size] -> [tokens, heads * head_size], float64; biases: of each sequence,
-    what is added to its scores; left, right: keys before and after a query that it sees, -1: all"""
+    what is added to its scores; left, right: keys before and after a query that it sees, -1: all; soft_cap: 0: none"""
     kv_heads = heads if kv_heads is None else kv_heads
     size = qkv.shape[1] // (heads + 2 * kv_heads)
     outputs = []
@@ -69,6 +70,7 @@ def attention(
         )
         k, v = (x.repeat_interleave(heads // kv_heads, dim=0) for x in (k, v))
         scores = q @ k.transpose(1, 2) * (1 / math.sqrt(size) if scale is None else scale)
+        scores = soft_cap * torch.tanh(scores / soft_cap) if soft_cap else scores
         places = torch.arange(len(part), device=qkv.device)
         distance = places - places[:, None]
         unseen = (distance < -left) & (left >= 0) | (distance > right) & (right >= 0)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+import re
+from itertools import combinations
+from typing import Any
 
 import pytest
 import reference
 import torch
 from compare import assert_close
 from conftest import PLACES, Place, have_gpu
+from families import make_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import ftbert
 from ftbert._library import load_library
 
 load_library()
@@ -41,13 +46,13 @@ def fused(
 
 
 def general(
-    qkv: torch.Tensor, lengths: list[int], heads: int, kv_heads: int, scale: float, window: tuple[int, int],
-    table: torch.Tensor | None = None,
+    qkv: torch.Tensor, lengths: list[int], heads: int, kv_heads: int, scale: float, left: int = -1, right: int = -1,
+    relative_bias: torch.Tensor | None = None, soft_cap: float = 0,
 ) -> torch.Tensor:  # fmt: skip
     cu, seq = reference.offsets(lengths, qkv.device.type), max(lengths, default=0)
     q, k, v = ops.add_qkv_bias(qkv, None, cu, seq, heads, kv_heads)
     scores = (q.float() @ k.float().transpose(-1, -2)).contiguous()
-    weights = ops.softmax(scores, cu, scale, table, None, qkv.dtype, *window)
+    weights = ops.softmax(scores, cu, scale, relative_bias, None, qkv.dtype, left, right, soft_cap)
     return ops.transpose((weights.float() @ v.float()).to(qkv.dtype).contiguous(), cu, sum(lengths))
 
 
@@ -64,10 +69,10 @@ def check(
         biases = [table.double()[:, (p - p[:, None]).clamp(1 - span, span - 1) + span - 1] for p in places]
     want = reference.attention(qkv, lengths, heads, biases, kv_heads, scale, *window)
     limit = max(6e-6, 4 * place.eps)
-    got = general(qkv, lengths, heads, kv_heads, scale or 1 / math.sqrt(size), window, table)
+    got = general(qkv, lengths, heads, kv_heads, scale or 1 / math.sqrt(size), *window, table)
     assert_close(got, want, atol=limit, what="general")
     if not has_fused(place, size):
-        with pytest.raises(RuntimeError, match="no fused kernel"):
+        with pytest.raises(RuntimeError, match="no kernel for head size"):
             fused(qkv, lengths, heads, kv_heads, scale, window, table)
         return
     got = fused(qkv, lengths, heads, kv_heads, scale, window, table)
@@ -157,6 +162,79 @@ def test_keys_outside_of_a_window_do_not_matter(place: Place) -> None:
     want = fused(qkv, lengths, 1, 1, None, window)
     qkv[:50, size:] = float("nan")  # no query from 66 on sees these; of the same block some do
     assert torch.equal(fused(qkv, lengths, 1, 1, None, window)[128 + 16 :], want[128 + 16 :])
+
+
+# What the ops call the members of a score policy, each as it changes most results.
+MEMBERS: dict[str, dict[str, Any]] = {"window": {"left": 3, "right": 2}, "relative bias": {"relative_bias": None}, "soft cap": {"soft_cap": 0.5}}
+# Heads, heads of keys, lengths: a call for each kernel of a GPU. A CPU has one.
+KERNELS = [
+    *((2, 2, [longest, 5]) for longest in (60, 16, 30, 128, 190, 300)),
+    (4, 4, 70 * [16]), (4, 4, 70 * [30]), (8, 8, 150 * [100, 10]), (4, 4, 40 * [200]), (4, 2, [70, 300]), (4, 2, 40 * [300]),
+]  # fmt: skip
+
+
+def check_members(place: Place, path: str, heads: int, kv_heads: int, size: int, lengths: list[int]) -> None:
+    qkv, last = 2 * random(sum(lengths), (heads + 2 * kv_heads) * size, place), torch.tensor(lengths).cumsum(0) - 1
+    scale = 1 / math.sqrt(size)
+    cu, table = reference.offsets(lengths, place.device), random(heads, 9, place, seed=1)
+    distances = [torch.arange(n, device=place.device) for n in lengths]
+    biases = [table.double()[:, (p - p[:, None]).clamp(-4, 4) + 4] for p in distances]
+
+    def run(given: dict[str, Any]) -> torch.Tensor:
+        if path == "general":
+            return general(qkv, lengths, heads, kv_heads, scale, **given)
+        if path == "one query":  # of each sequence, the last
+            q, k, v = qkv.split([heads * size, kv_heads * size, kv_heads * size], dim=1)
+            one, end = reference.offsets([1] * len(lengths), place.device), cu[1:].contiguous()
+            return ops.attention_apart(q[last].contiguous(), k, v, one, cu[:-1].contiguous(), 1, heads, kv_heads, scale, end_k=end, **given)
+        out_scale = torch.tensor([0.05], device=place.device) if path == "to e4m3" else None
+        made = ops.attention(qkv, cu, max(lengths), heads, kv_heads=kv_heads, scale=scale, bf16=path == "from bf16", out_scale=out_scale, **given)
+        return made if out_scale is None else made.float() * out_scale
+
+    def expected(given: dict[str, Any]) -> torch.Tensor:
+        own = {key: value for key, value in given.items() if key != "relative_bias"}
+        want = reference.attention(qkv, lengths, heads, biases if len(own) < len(given) else None, kv_heads, scale, **own)
+        return want[last] if path == "one query" else want
+
+    for chosen in (names for count in range(4) for names in combinations(MEMBERS, count)):
+        given = {key: table if value is None else value for name in chosen for key, value in MEMBERS[name].items()}
+        want = expected(given)
+        assert not chosen or (want - expected({})).abs().max() > 0.5  # whoever ignores a member is found out
+        try:
+            got = run(given)
+        except RuntimeError as refusal:
+            assert any(name in str(refusal) for name in chosen), (chosen, refusal)
+            continue
+        limit, share = {"to e4m3": (0.1, 0.07), "from bf16": (0.1, 0)}.get(path, (max(2e-4, 16 * place.eps), 2 * place.eps))
+        assert_close(got, want, limit, share, f"{chosen}, {heads} heads, {len(lengths)} x {max(lengths)}")
+
+
+@pytest.mark.parametrize("path", ["general", "fused", "to e4m3", "from bf16", "one query"])
+@pytest.mark.parametrize("size", SIZES)
+def test_every_path_reads_a_member_or_refuses_it_by_name(place: Place, size: int, path: str) -> None:
+    if path == ("to e4m3" if place.device == "cpu" else "from bf16") or (path == "to e4m3" and place.dtype == torch.float32):
+        pytest.skip("no such operands here")
+    for heads, kv_heads, lengths in KERNELS[: 1 if place.device == "cpu" else None]:
+        check_members(place, path, heads, kv_heads, size, lengths)
+
+
+def test_a_model_says_which_member_the_fused_path_does_not_read(place: Place) -> None:
+    model = make_model("gemma2", "encoder", 0, head_dim=32, attn_logit_softcapping=0.5, attn_implementation="eager")
+    info = ftbert.load(model, device=place.device, dtype=place.dtype).info()
+    assert info["attention"] == "general" and "soft cap" in info["attention_reason"]
+    with pytest.raises(RuntimeError, match="the fused attention path has no kernel that reads the soft cap"):
+        ftbert.load(model, device=place.device, dtype=place.dtype, attention="fused")
+
+
+def test_info_names_the_kernels(place: Place) -> None:
+    model = make_model("llama", "encoder", 0, num_attention_heads=4, num_key_value_heads=2, head_dim=32, hidden_size=128)
+    fused = ftbert.load(model, device=place.device, dtype=place.dtype).info()
+    general = ftbert.load(model, device=place.device, dtype=place.dtype, attention="general").info()
+    assert "attention_kernels" not in general
+    if place.device == "cpu":
+        assert "attention_kernels" not in fused
+    else:
+        assert re.match(r"window all, 0: 1 text: attention_\w+, .* \(16 .*; 64 texts: .*; a token behind a cache: attention_decode$", fused["attention_kernels"])
 
 
 HERE = [place for place in PLACES if place.device == "cpu" or have_gpu()]

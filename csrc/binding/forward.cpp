@@ -80,6 +80,8 @@ class ForwardOf : public Forward {
                                               {"gemm", products_name(on.context)},
                                               {"deferred_layernorm", encoder_.deferred_state(on.context)},
                                               {"cuda_graphs", replay_.state()}};
+    if (const std::string kernels = encoder_.attention_kernels(on.context); !kernels.empty())
+      all["attention_kernels"] = kernels;
     if (rounds_products(on.context)) all["products"] = "tf32";
     if (const Shard& shard = encoder_.config().shard; !shard.whole())
       all["parallel"] =

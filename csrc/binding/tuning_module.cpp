@@ -125,7 +125,7 @@ PYBIND11_MODULE(_tuning, m) {
       "gpu"_a, "kernel"_a, "variant"_a, "product"_a);
   m.def("is_known", &is_known, "kernel"_a, "variant"_a);  // whether this build has what a row names
   m.def("rows", &cuda_gemm_rows, "m"_a);                  // the m that the encoder runs
-  m.def("fuses_heads_of", &cuda_fuses_heads_of, "size"_a);
+  m.def("fuses_heads_of", &FusedHeads::has, "size"_a);
   m.def("workspace_bytes", [](int device) { return gemm_workspace_bytes(device); }, "device"_a);
 }
 

@@ -123,9 +123,10 @@ const char* attention_products(int64_t head_size) {
 }
 
 template <>
-bool attention_supports<Cpu, float>(const Context<Cpu>&, const Heads&) {
+std::string why_no_fused_attention<Cpu, float>(const Context<Cpu>&, const Heads&, ScoreMembers set) {
   isa_kernels();  // the error of a CPU without kernels comes when a model is loaded
-  return true;
+  const ScoreMembers unread = set.without(kCpuAttentionReads);
+  return unread == ScoreMembers() ? "" : "has no kernel that reads the " + unread.names() + " of a score policy";
 }
 
 template <>
@@ -171,7 +172,7 @@ void argmax<Cpu, float>(Context<Cpu>& context, const float* logits, int64_t rows
 }
 
 template <>
-Operand attention<Cpu, float>(Context<Cpu>& context, const Heads& heads, const QueriesKeysValues& from,
+Operand attention<Cpu, float>(Context<Cpu>&, const Heads& heads, const QueriesKeysValues& from,
                               const Sequences& sequences, const ScorePolicy<float>& policy,
                               const AttentionScratch& scratch, const Operand& out) {
   const Operand to = out.scaled() ? Operand::of(static_cast<const float*>(out.data)) : out;
@@ -179,7 +180,7 @@ Operand attention<Cpu, float>(Context<Cpu>& context, const Heads& heads, const Q
   FTBERT_CHECK(from.dtype == DType::fp32 || (from.dtype == DType::bf16 && isa_kernels().bf16),
                "attention on this CPU reads fp32", isa_kernels().bf16 ? " or bf16" : "", ", got ",
                to_string(from.dtype));
-  return isa_kernels().attention(context, heads, from, sequences, policy, scratch, to);
+  return isa_kernels().attention(heads, from, sequences, policy.read<kCpuAttentionReads>("attention"), scratch, to);
 }
 
 template <>
@@ -229,9 +230,9 @@ void rotary<Cpu, float>(Context<Cpu>& context, const Heads& heads, const HeadRul
 }
 
 template <>
-void softmax<Cpu, float>(Context<Cpu>& context, const Heads& heads, const float* scores, const Sequences& sequences,
+void softmax<Cpu, float>(Context<Cpu>&, const Heads& heads, const float* scores, const Sequences& sequences,
                          const ScorePolicy<float>& policy, float* probabilities) {
-  isa_kernels().softmax(context, heads, scores, sequences, policy, probabilities);
+  isa_kernels().softmax(heads, scores, sequences, policy.read<kSoftmaxReads>("softmax"), probabilities);
 }
 
 }  // namespace ftbert

@@ -6,20 +6,18 @@
 
 #include "kernels/kernels.h"
 
-// X(name) for each kernel of which every set has one.
+// X(name) for each kernel of which every set has one, declared as in kernels.h.
 #define FTBERT_ISA_KERNELS(X) \
   X(add_bias_act)             \
   X(add_bias_gate)            \
   X(add_bias_input_layernorm) \
   X(add_qkv_bias)             \
   X(argmax)                   \
-  X(attention)                \
   X(attention_scratch_bytes)  \
   X(embeddings_layernorm)     \
   X(pooling)                  \
   X(quantise)                 \
-  X(rotary)                   \
-  X(softmax)
+  X(rotary)
 
 namespace ftbert {
 
@@ -59,11 +57,19 @@ struct Q8Product {
   float* gated = nullptr;  // [m, n / 2], what a gate makes of the sums: Gate::pairs
 };
 
+// What the kernels of attention read of a policy.
+using AttentionScores = ScoresRead<float, kCpuAttentionReads>;
+using SoftmaxScores = ScoresRead<float, kSoftmaxReads>;
+
 // One set. isa_table_cpu.cpp fills it.
 struct IsaKernels {
 #define FTBERT_MEMBER(name) decltype(&ftbert::name<Cpu, float>) name;
   FTBERT_ISA_KERNELS(FTBERT_MEMBER)
 #undef FTBERT_MEMBER
+  Operand (*attention)(const Heads& heads, const QueriesKeysValues& from, const Sequences& sequences,
+                       const AttentionScores& scores, const AttentionScratch& scratch, const Operand& to);
+  void (*softmax)(const Heads& heads, const float* scores, const Sequences& sequences, const SoftmaxScores& policy,
+                  float* probabilities);
   int64_t panel_width;
   void (*pack_panels)(const float* weight, int64_t n, int64_t k,
                       float* panels);  // [n up to whole panels, k]: panels of [k, panel_width]

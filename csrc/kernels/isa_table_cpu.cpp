@@ -1,4 +1,6 @@
 // The table of one instruction set's kernels.
+#include <type_traits>
+
 #include "device/amx.h"
 #include "device/int8_products.h"
 #include "kernels/attention/attention_formats_cpu.h"
@@ -8,6 +10,8 @@ namespace ftbert::FTBERT_ISA {
 
 #define FTBERT_DECLARE(name) decltype(ftbert::name<Cpu, float>) name;
 FTBERT_ISA_KERNELS(FTBERT_DECLARE)
+std::remove_pointer_t<decltype(IsaKernels::attention)> attention;
+std::remove_pointer_t<decltype(IsaKernels::softmax)> softmax;
 void pack_panels(const float* weight, int64_t n, int64_t k, float* panels);
 void panel_product(const PanelProduct& product);
 void q8_0_product(const Q8Product& product);
@@ -23,7 +27,9 @@ namespace {
 constexpr IsaKernels plain_kernels() {
   return {
 #define FTBERT_ENTRY(name) .name = name,
-      FTBERT_ISA_KERNELS(FTBERT_ENTRY).panel_width = kPanelWidth,
+      FTBERT_ISA_KERNELS(FTBERT_ENTRY).attention = attention,
+      .softmax = softmax,
+      .panel_width = kPanelWidth,
       .pack_panels = pack_panels,
       .panel_product = panel_product,
       .q8_0_product = q8_0_product,

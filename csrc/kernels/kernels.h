@@ -6,6 +6,8 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <string>
+#include <string_view>
 
 #include "core/communicator.h"
 #include "core/context.h"
@@ -13,6 +15,7 @@
 #include "core/operand.h"
 #include "core/types.h"
 #include "kernels/attention/attention_input.h"
+#include "kernels/attention/score_policy.h"
 
 namespace ftbert {
 
@@ -284,13 +287,16 @@ template <class Device, class T>
 size_t attention_scratch_bytes(const Heads& heads, int64_t max_k, AttentionUse use);
 template <class Device>
 int64_t attention_arrivals();  // 0: none are needed
-// Heads that the fused kernels of GPUs are compiled for.
-constexpr bool cuda_fuses_heads_of(int64_t size) {
-  return size == 32 || size == 64 || size == 80 || size == 96 || size == 128 || size == 256;
-}
-// Whether the fused path has a kernel for these heads: the only place that knows.
+// What the fused path lacks for these heads and members of a policy ("has no kernel ..."); "": nothing.
 template <class Device, class T>
-bool attention_supports(const Context<Device>& context, const Heads& heads);
+std::string why_no_fused_attention(const Context<Device>& context, const Heads& heads, ScoreMembers set);
+// What the fused kernels of CPUs read of a policy.
+inline constexpr ScoreMembers kCpuAttentionReads{ScoreMember::window, ScoreMember::bias};
+// The fused kernel of a GPU for so many sequences of `length` tokens each, or for one token of each behind as many in a
+// cache (attention_kernels.h).
+template <class T>
+std::string_view attention_kernel_name(const Context<Cuda>& context, const Heads& heads, const ScorePolicy<T>& policy,
+                                       int64_t sequences, int64_t length, AttentionUse use = AttentionUse::together);
 // What the CPU's kernel multiplies where weights are bf16, for `ftbert info`: "bf16, AMX tiles", "bf16" or "fp32".
 const char* attention_products(int64_t head_size);
 // Whether heads of this size are multiplied by tiles: they fill them.
@@ -351,8 +357,9 @@ template <class Device, class T>
 void add_qkv_bias(Context<Device>& context, const Heads& heads, const T* qkv, const T* bias, const Sequences& sequences,
                   T* q, T* k, T* v);
 
-// scores, probabilities [count, heads, seq, seq]: softmax(scale * score + bias) over the keys that the row's query
-// sees; 0 at all others and at queries past its length. May run in place where T is float.
+inline constexpr ScoreMembers kSoftmaxReads{ScoreMember::window, ScoreMember::bias, ScoreMember::soft_cap};
+// scores, probabilities [count, heads, seq, seq]: softmax(scale * score, capped, + bias) over the keys that the row's
+// query sees; 0 at all others and at queries past its length. May run in place where T is float.
 template <class Device, class T>
 void softmax(Context<Device>& context, const Heads& heads, const float* scores, const Sequences& sequences,
              const ScorePolicy<T>& policy, T* probabilities);

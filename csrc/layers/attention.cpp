@@ -1,6 +1,7 @@
 #include "layers/attention.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "core/check.h"
 #include "core/dispatch.h"
@@ -15,6 +16,34 @@ CacheRows<T> cache_rows_of(const Layer<T>& layer, const Batch& batch, const Run&
   if (!batch.cache) return {};
   return {batch.cache_rows + run.first_token, batch.cache->rows(), batch.cache->template keys<T>(layer.index),
           batch.cache->template values<T>(layer.index)};
+}
+
+// columns: as Batch::columns.
+template <class T>
+ScorePolicy<T> policy_of(const Layer<T>& layer, const int32_t* columns) {
+  const AttentionConfig& c = layer.config.attention;
+  return {c.window, {layer.relative_bias, columns, layer.relative_span}, {c.soft_cap}};
+}
+
+std::string words_of(const Window& window) {
+  const auto side = [](int keys) { return keys == Window::kAll ? "all" : std::to_string(keys); };
+  return window.set() ? "window " + side(window.left) + ", " + side(window.right) : "all keys";
+}
+
+// "64 texts: NAME (16 to 32 tokens), ..."
+template <class T>
+std::string kernels_by_length(const Context<Cuda>& context, const Layer<T>& layer, int64_t texts, int64_t longest) {
+  const auto name_at = [&](int64_t length) {
+    return attention_kernel_name<T>(context, layer.config.attention.heads, policy_of(layer, nullptr), texts, length);
+  };
+  std::string all = std::to_string(texts) + (texts == 1 ? " text: " : " texts: ");
+  const int64_t shortest = std::min<int64_t>(16, longest);
+  for (int64_t from = shortest, to = from; from <= longest; from = to = 2 * to) {
+    while (2 * to <= longest && name_at(2 * to) == name_at(from)) to *= 2;
+    all.append(from > shortest ? ", " : "").append(name_at(from)).append(" (").append(std::to_string(from));
+    all.append(to > from ? " to " + std::to_string(to) : "").append(" tokens)");
+  }
+  return all;
 }
 
 // The general path, over as many sequences at a time as the buffers hold.
@@ -43,22 +72,36 @@ void attend_general(Context<Device>& context, const Heads& heads, const T* qkv, 
 }  // namespace
 
 template <class Device, class T>
-AttentionChoice choose_attention(const Context<Device>& context, const EncoderConfig& config,
+AttentionChoice choose_attention(const Context<Device>& context, const std::vector<Layer<T>>& layers,
                                  std::optional<AttentionPath> asked) {
-  for (const LayerConfig& layer : config.layers) {
-    const AttentionConfig& c = layer.attention;
-    if (c.soft_cap > 0) {
-      FTBERT_CHECK(asked != AttentionPath::fused,
-                   "the fused attention path has no soft caps of scores; use the general path");
-      return {AttentionPath::general, asked ? "asked for" : "the fused path has no soft caps of scores"};
-    }
-    if (attention_supports<Device, T>(context, c.heads)) continue;
-    FTBERT_CHECK(asked != AttentionPath::fused, "the fused attention path does not support head size ", c.heads.size,
-                 " in ", to_string(kDType<T>), " on this device; use the general path");
-    return {AttentionPath::general,
-            asked ? "asked for" : "the fused path has no kernel for this head size, dtype and device"};
+  for (const Layer<T>& layer : layers) {
+    const ScoreMembers set = policy_of(layer, nullptr).set();
+    const std::string lacks = why_no_fused_attention<Device, T>(context, layer.config.attention.heads, set);
+    if (lacks.empty()) continue;
+    FTBERT_CHECK(asked != AttentionPath::fused, "the fused attention path ", lacks, "; use the general path");
+    return {AttentionPath::general, asked ? "asked for" : "the fused path " + lacks};
   }
-  return {asked.value_or(AttentionPath::fused), asked ? "asked for" : "supports this head size, dtype and device"};
+  return {asked.value_or(AttentionPath::fused), asked ? "asked for" : "has kernels for these heads and scores"};
+}
+
+template <class Device, class T>
+std::string describe_kernels(const Context<Device>& context, const std::vector<Layer<T>>& layers, int64_t longest) {
+  std::string all;
+  if constexpr (std::is_same_v<Device, Cuda>) {
+    std::vector<std::string> kinds;  // of layers
+    for (const Layer<T>& layer : layers) {
+      const AttentionConfig& c = layer.config.attention;
+      std::string kind = words_of(c.window) + ": " + kernels_by_length(context, layer, 1, longest) + "; " +
+                         kernels_by_length(context, layer, 64, longest);
+      if (c.window.right == 0)
+        kind.append("; a token behind a cache: ")
+            .append(attention_kernel_name<T>(context, c.heads, policy_of(layer, nullptr), 1, longest,
+                                             AttentionUse::decode));
+      if (std::find(kinds.begin(), kinds.end(), kind) == kinds.end()) kinds.push_back(kind);
+    }
+    for (const std::string& kind : kinds) all += (all.empty() ? "" : " | ") + kind;
+  }
+  return all;
 }
 
 template <class Device, class T>
@@ -67,7 +110,7 @@ Operand attend(Context<Device>& context, const Layer<T>& layer, const Batch& bat
                const Operand& out) {
   const bool fused = path == AttentionPath::fused;
   const AttentionConfig& c = layer.config.attention;
-  const ScorePolicy<T> policy{c.window, {layer.relative_bias, batch.columns, layer.relative_span}, c.soft_cap};
+  const ScorePolicy<T> policy = policy_of(layer, batch.columns);
   Sequences sequences = batch.of(run);
   const bool one_each = sequences.max_q == 1 && batch.shared_prefix == 0;
   if (queries != Queries::all) sequences.max_q = 1;
@@ -104,8 +147,9 @@ Operand attend(Context<Device>& context, const Layer<T>& layer, const Batch& bat
 }
 
 #define FTBERT_INSTANTIATE(D, T)                                                                                \
-  template AttentionChoice choose_attention<D, T>(const Context<D>&, const EncoderConfig&,                      \
-                                                  std::optional<AttentionPath>);                                \
+  template AttentionChoice choose_attention(const Context<D>&, const std::vector<Layer<T>>&,                    \
+                                            std::optional<AttentionPath>);                                      \
+  template std::string describe_kernels(const Context<D>&, const std::vector<Layer<T>>&, int64_t);              \
   template Operand attend(Context<D>&, const Layer<T>&, const Batch&, const Run&, const Stream<D, T>&, Queries, \
                           AttentionPath, const LayerBuffers<T>&, const Operand&);
 FTBERT_BACKENDS(FTBERT_INSTANTIATE)

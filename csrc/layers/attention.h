@@ -2,6 +2,7 @@
 #pragma once
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "kernels/kernels.h"
 #include "layers/batch.h"
@@ -16,11 +17,15 @@ struct AttentionChoice {
   std::string reason;  // for people
 };
 
-// The path of all layers of a model, decided once: that asked for, else the fused one where every head size has a
-// kernel. Error where the fused one is asked for and a layer's head size has no kernel on this device.
+// The path of all layers of a model, decided once: that asked for, else the fused one where it has a kernel for each
+// layer's heads and scores. Error where the fused one is asked for and lacks a kernel on this device.
 template <class Device, class T>
-AttentionChoice choose_attention(const Context<Device>& context, const EncoderConfig& config,
+AttentionChoice choose_attention(const Context<Device>& context, const std::vector<Layer<T>>& layers,
                                  std::optional<AttentionPath> asked);
+
+// Which fused kernel runs texts of which lengths, for people; "" where the device has one.
+template <class Device, class T>
+std::string describe_kernels(const Context<Device>& context, const std::vector<Layer<T>>& layers, int64_t longest);
 
 // Of each sequence the queries whose result is read. first, last: it lies in the sequence's first row. last: where
 // scores do not depend on a query's position, on the fused path.

@@ -27,9 +27,22 @@ int64_t span_of(const OptionalTensor& table, const Tensor& like, int64_t heads) 
   return (table->size(1) + 1) / 2;
 }
 
+template <class T>
+ScorePolicy<T> policy_of(const Window& window, const OptionalTensor& table, const OptionalTensor& columns, int64_t span,
+                         double soft_cap) {
+  return {window, {data<T>(table), data<int32_t>(columns), span}, {static_cast<float>(soft_cap)}};
+}
+
+template <class Device, class T>
+void check_fused(const Context<Device>& context, const Heads& heads, const ScorePolicy<T>& policy) {
+  const std::string lacks = why_no_fused_attention<Device, T>(context, heads, policy.set());
+  FTBERT_CHECK(lacks.empty(), "attention: the fused path ", lacks, "; the general path may take it");
+}
+
 Tensor attend(const Tensor& qkv, const Tensor& cu, int64_t max_seqlen, int64_t heads,
               const OptionalTensor& relative_bias, const OptionalTensor& columns, bool bf16, int64_t kv_heads,
-              std::optional<double> scale, int64_t left, int64_t right, const OptionalTensor& out_scale) {
+              std::optional<double> scale, int64_t left, int64_t right, const OptionalTensor& out_scale,
+              double soft_cap) {
   elements("qkv", qkv, 2);
   FTBERT_CHECK(!bf16 || qkv.is_cpu(), "bf16: operands are rounded on the CPU alone; elsewhere qkv itself may be bf16");
   const Heads h = heads_of(qkv, heads, kv_heads, scale);
@@ -44,8 +57,8 @@ Tensor attend(const Tensor& qkv, const Tensor& cu, int64_t max_seqlen, int64_t h
   const Tensor small = out_scale ? at::empty(out.sizes(), out.options().dtype(at::kFloat8_e4m3fn)) : out;
   const Operand scaled = out_scale ? scaled_e4m3("out", small, out_scale, qkv, out.sizes()) : Operand();
   run(qkv, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
-    FTBERT_CHECK((attention_supports<Device, T>(call.context, h)), "attention: no fused kernel for head size ", h.size,
-                 " here; the general path takes any");
+    const ScorePolicy<T> policy = policy_of<T>(window, relative_bias, columns, span, soft_cap);
+    check_fused<Device, T>(call.context, h, policy);
     const Tensor scratch =
         at::empty({static_cast<int64_t>(attention_scratch_bytes<Device, T>(h, max_seqlen, AttentionUse::together))},
                   qkv.options().dtype(at::kByte));
@@ -57,8 +70,7 @@ Tensor attend(const Tensor& qkv, const Tensor& cu, int64_t max_seqlen, int64_t h
     Operand wished = Operand::of(data<T>(out));
     if (scaled && !out.is_cpu()) wished = scaled, wished.data = out.data_ptr();
     const Operand made = attention<Device, T>(call.context, h, QueriesKeysValues::side_by_side(rows, h), sequences,
-                                              {window, {data<T>(relative_bias), data<int32_t>(columns), span}},
-                                              {scratch.data_ptr()}, wished);
+                                              policy, {scratch.data_ptr()}, wished);
     if (made.scaled())
       copy_on_device(call.context, made.data, scaled.data, small.nbytes());
     else if (scaled)
@@ -71,7 +83,7 @@ Tensor attend(const Tensor& qkv, const Tensor& cu, int64_t max_seqlen, int64_t h
 // each sequence the first max_q rows are computed. With end_k its keys are the rows [cu_k[i], end_k[i]).
 Tensor attend_apart(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_q, const Tensor& cu_k,
                     int64_t max_q, int64_t heads, int64_t kv_heads, double scale, int64_t left, int64_t right,
-                    const OptionalTensor& end_k) {
+                    const OptionalTensor& end_k, const OptionalTensor& relative_bias, double soft_cap) {
   count("heads", heads, 1);
   count("kv_heads", kv_heads, 1, heads);
   FTBERT_CHECK(q.dim() == 2 && q.size(1) % heads == 0 && heads % kv_heads == 0,
@@ -87,13 +99,15 @@ Tensor attend_apart(const Tensor& q, const Tensor& k, const Tensor& v, const Ten
   const Rows of_q = rows("q", q, h.width()), of_k = rows("k", k, h.kv_width()), of_v = rows("v", v, h.kv_width());
   FTBERT_CHECK(v.size(0) == k.size(0), "v: expected as many rows as k, got ", describe(v));
   const Window window = window_of(left, right);
+  const int64_t span = span_of(relative_bias, q, heads);
   count("max_q", max_q, 0);
   const int64_t batch = check_offsets(cu_q, q, q.size(0)), longest = std::max(q.size(0), k.size(0));
   end_k ? check_key_ranges(cu_k, *end_k, q, k.size(0), batch)
         : void(check_offsets(cu_k, q, k.size(0), kAnyLength, batch));
   Tensor out = at::empty(q.sizes(), q.options());
   run(q, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
-    FTBERT_CHECK((attention_supports<Device, T>(call.context, h)), "attention: no fused kernel for head size ", h.size);
+    const ScorePolicy<T> policy = policy_of<T>(window, relative_bias, {}, span, soft_cap);
+    check_fused<Device, T>(call.context, h, policy);
     const AttentionUse use = max_q == 1 && end_k ? AttentionUse::decode : AttentionUse::together;
     const Tensor scratch = at::empty({static_cast<int64_t>(attention_scratch_bytes<Device, T>(h, longest, use))},
                                      q.options().dtype(at::kByte));
@@ -108,7 +122,7 @@ Tensor attend_apart(const Tensor& q, const Tensor& k, const Tensor& v, const Ten
                               .rows_k = k.size(0),
                               .early = false,
                               .end_k = data<int32_t>(end_k)};
-    attention<Device, T>(call.context, h, {kDType<T>, of_q, of_k, of_v}, sequences, {window, {}},
+    attention<Device, T>(call.context, h, {kDType<T>, of_q, of_k, of_v}, sequences, policy,
                          {scratch.data_ptr(), arrivals > 0 ? counted.mutable_data_ptr<int32_t>() : nullptr},
                          Operand::of(data<T>(out)));
   });
@@ -151,8 +165,7 @@ Tensor softmax_op(const Tensor& scores, const Tensor& cu, double scale, const Op
   run(out, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
     softmax<Device, T>(call.context, {.count = heads, .scale = static_cast<float>(scale)}, data<float>(scores),
                        Sequences::of_tokens(data<int32_t>(cu), batch, seq, 0),
-                       {window, {data<T>(relative_bias), data<int32_t>(columns), span}, static_cast<float>(soft_cap)},
-                       data<T>(out));
+                       policy_of<T>(window, relative_bias, columns, span, soft_cap), data<T>(out));
   });
   return out;
 }
@@ -178,11 +191,12 @@ TORCH_LIBRARY_FRAGMENT(ftbert, m) {
   define_op(m,
             "attention(Tensor qkv, Tensor cu_seqlens, SymInt max_seqlen, int heads, Tensor? relative_bias=None, "
             "Tensor? columns=None, bool bf16=False, int kv_heads=0, float? scale=None, int left=-1, int right=-1, "
-            "Tensor? out_scale=None) -> Tensor",
+            "Tensor? out_scale=None, float soft_cap=0.0) -> Tensor",
             &attend);
   define_op(m,
             "attention_apart(Tensor q, Tensor k, Tensor v, Tensor cu_q, Tensor cu_k, SymInt max_q, int heads, int "
-            "kv_heads, float scale, int left=-1, int right=-1, Tensor? end_k=None) -> Tensor",
+            "kv_heads, float scale, int left=-1, int right=-1, Tensor? end_k=None, Tensor? relative_bias=None, float "
+            "soft_cap=0.0) -> Tensor",
             &attend_apart);
   define_op(m,
             "add_qkv_bias(Tensor qkv, Tensor? bias, Tensor cu_seqlens, SymInt seq, int heads, int kv_heads=0) -> "

@@ -165,10 +165,11 @@ using RowCount = std::integral_constant<int, kCount>;
 // In: float, or bfloat16_t for formats of pairs.
 template <class Format, class In>
 void attend_all(const Heads& heads, const QueriesKeysValues& from, const Sequences& sequences,
-                const ScorePolicy<float>& policy, void* scratch, float* out) {
+                const AttentionScores& scores, void* scratch, float* out) {
   const int64_t width = heads.width(), head_size = heads.size, shared = heads.count / heads.kv;
   const int32_t *const cu_q = sequences.cu_q, *const cu_k = sequences.cu_k, *const end_k = sequences.end_of_keys();
-  const RelativeBias<float>& bias = policy.bias;
+  const RelativeBias<float>& bias = scores.get<ScoreMember::bias>();
+  const Window& window = scores.get<ScoreMember::window>();
   const int threads = omp_get_max_threads();
   const int64_t query_blocks = (std::min(sequences.max_q, sequences.max_k) + kQueriesPerItem - 1) / kQueriesPerItem;
   const int64_t items = sequences.count * heads.count * query_blocks;
@@ -189,8 +190,8 @@ void attend_all(const Heads& heads, const QueriesKeysValues& from, const Sequenc
                     end = std::min({queries, sequences.max_q, begin + kQueriesPerItem});
       if (begin >= end) continue;
       // Query i stands at key i + ahead. Of the keys those count that one of the item's queries sees.
-      const int64_t ahead = keys - queries, first_key = policy.window.begin(static_cast<int>(begin + ahead));
-      const int64_t length = policy.window.end(static_cast<int>(end - 1 + ahead), static_cast<int>(keys)) - first_key;
+      const int64_t ahead = keys - queries, first_key = window.begin(static_cast<int>(begin + ahead));
+      const int64_t length = window.end(static_cast<int>(end - 1 + ahead), static_cast<int>(keys)) - first_key;
       const int64_t row_q = cu_q[b] - sequences.first_q;
       float* o = out + row_q * width + h * head_size;
       if (length <= 0) {
@@ -202,7 +203,7 @@ void attend_all(const Heads& heads, const QueriesKeysValues& from, const Sequenc
       const In* q = static_cast<const In*>(from.q.data) + row_q * q_stride + h * head_size;
       const In* k = static_cast<const In*>(from.k.data) + row_k * from.k.stride + kv_column;
       const In* v = static_cast<const In*>(from.v.data) + row_k * from.v.stride + kv_column;
-      ItemPolicy of_item{nullptr, bias.span - 1, nullptr, policy.window, policy.window != Window()};
+      ItemPolicy of_item{nullptr, bias.span - 1, nullptr, window, window.set()};
       if (bias.table) {
         of_item.table = bias.table + h * (2 * bias.span - 1) + bias.span - 1;
         const int32_t* columns = bias.columns ? bias.columns + cu_k[b] : nullptr;
@@ -236,22 +237,22 @@ size_t attention_scratch_bytes(const Heads& heads, int64_t max_k, AttentionUse u
   return threads * Scratch::floats(max_k, heads.size) * sizeof(float);
 }
 
-Operand attention(Context<Cpu>&, const Heads& heads, const QueriesKeysValues& from, const Sequences& sequences,
-                  const ScorePolicy<float>& policy, const AttentionScratch& scratch, const Operand& to) {
+Operand attention(const Heads& heads, const QueriesKeysValues& from, const Sequences& sequences,
+                  const AttentionScores& scores, const AttentionScratch& scratch, const Operand& to) {
   auto* const out = static_cast<float*>(to.data);
 #ifdef FTBERT_BF16_PAIRS
   if (from.dtype == DType::bf16) {
 #ifdef FTBERT_AMX
     if (attention_by_tiles(heads.size)) {
-      attend_all<TileFormat, bfloat16_t>(heads, from, sequences, policy, scratch.memory, out);
+      attend_all<TileFormat, bfloat16_t>(heads, from, sequences, scores, scratch.memory, out);
       return to;
     }
 #endif
-    attend_all<Bf16Format, bfloat16_t>(heads, from, sequences, policy, scratch.memory, out);
+    attend_all<Bf16Format, bfloat16_t>(heads, from, sequences, scores, scratch.memory, out);
     return to;
   }
 #endif
-  attend_all<FloatFormat, float>(heads, from, sequences, policy, scratch.memory, out);
+  attend_all<FloatFormat, float>(heads, from, sequences, scores, scratch.memory, out);
   return to;
 }
 

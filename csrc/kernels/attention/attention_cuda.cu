@@ -1,87 +1,228 @@
-// softmax(scale * q k^T + bias) v within each sequence, on packed tokens, without a score matrix in memory.
-#include <cmath>
+// softmax(scale * q k^T + bias) v within each sequence, on packed tokens, without a score matrix in memory: the
+// registry of kernels but for those of one query and of E4M3, and the choice among all.
+#include <array>
 #include <type_traits>
 
-#include "core/check.h"
 #include "core/dispatch.h"
-#include "kernels/attention/attention_launch.cuh"
-#include "kernels/kernels.h"
+#include "kernels/attention/attention_hopper.cuh"
+#include "kernels/attention/attention_mma.cuh"
+#include "kernels/attention/attention_simt.cuh"
 
 namespace ftbert {
 namespace {
 
-// Whole sequences, with kernels compiled for them by themselves. As few warps as the longest needs; 128 queries at most
-// share one pass over the keys.
-template <class E, int kHeadSize>
-void launch_whole(const Call& call) {
-  constexpr int kRowTiles = row_tiles(kHeadSize);
-  const int64_t longest = call.sequences.max_k;
-  if (call.bias_table) {
-    if (longest <= 64) return launch_mma<E, kHeadSize, 4, 1, true>(call);
-    return launch_mma<E, kHeadSize, 4, kRowTiles, true>(call);
-  }
-  if constexpr (kHeadSize <= 64)
-    if (call.hopper && launch_whole_hopper<E, kHeadSize>(call)) return;
-  if (longest <= 16) return launch_mma<E, kHeadSize, 1, 1>(call);
-  if (longest <= 32) return launch_mma<E, kHeadSize, 2, 1>(call);
-  if (longest <= 64) return launch_mma<E, kHeadSize, 4, 1>(call);
-  launch_mma<E, kHeadSize, 8 / kRowTiles, kRowTiles>(call);
+// ---- kernels of any GPU ----
+
+// parameters: none, or WindowParameters.
+template <class T, class Kernel, class Scores, class... Parameters>
+void launch_simple(const Call<T>& call, Kernel kernel, const Scores& scores, const Grid& grid, unsigned threads,
+                   size_t shared, const Parameters&... parameters) {
+  using E = native_t<T>;
+  launch_overlapped(call.context, "kernel attention", kernel, grid.ctas, threads, shared, 1,
+                    static_cast<const E*>(call.from.q.data), call.sequences.first_q, call.sequences.cu_q,
+                    call.heads.count, grid.query_blocks, scale_log2(call), bias_of(scores), native(call.plain_out()),
+                    parameters...);
 }
 
-template <class T, int kHeadSize>
-void launch(const Call& call) {
+template <class T, class Scores>
+WindowParameters<native_t<T>> window_parameters(const Call<T>& call, const Scores& scores) {
   using E = native_t<T>;
-  // Whether there are kernels of whole sequences. Those with a window run them too.
-  constexpr bool kWhole = kHeadSize == 32 || kHeadSize == 64 || kHeadSize == 128;
-  const bool whole = kWhole && whole_sequences(call);
-  if constexpr (std::is_same_v<T, float>) {
-    if constexpr (kWhole)
-      if (whole) return launch_simt<kHeadSize>(call);
-    launch_simt<kHeadSize>(call, window_parameters<E>(call));
-  } else {
-    const bool warpgroups = call.hopper && !call.bias_table;
-    if (warpgroups && (kHeadSize > 64 || !whole)) return launch_window<E, kHeadSize>(call);
-    if constexpr (kWhole)
-      if (whole) return launch_whole<E, kHeadSize>(call);
-    launch_mma<E, kHeadSize, 4, row_tiles(kHeadSize), true>(call, window_parameters<E>(call));
+  const auto& [dtype, q, k, v] = call.from;
+  check_rows(call.from);
+  return {.k = static_cast<const E*>(k.data),
+          .v = static_cast<const E*>(v.data),
+          .q_stride = q.stride,
+          .k_stride = k.stride,
+          .v_stride = v.stride,
+          .first_k = call.sequences.first_k,
+          .begin_k = call.sequences.cu_k,
+          .end_k = call.sequences.end_of_keys(),
+          .shared = static_cast<int>(call.heads.count / call.heads.kv),
+          .window = scores.template get<ScoreMember::window>()};
+}
+
+template <int kHeadSize, int kWarps, int kRowTiles, bool kBias, class T, class Scores, class... Parameters>
+void launch_mma(const Call<T>& call, const Scores& scores, const Parameters&... parameters) {
+  constexpr int kQueries = 16 * kWarps * kRowTiles, kBytes = attention_shared_bytes<kHeadSize, kQueries>();
+  launch_simple(call, attention_mma<native_t<T>, kHeadSize, kWarps, kRowTiles, kBias, Parameters...>, scores,
+                Grid(call, kQueries), 32 * kWarps, kBytes, parameters...);
+}
+
+// Of 16 queries a warp: two of 128 elements do not fit the registers.
+constexpr int row_tiles(int head_size) { return head_size <= 64 ? 2 : 1; }
+
+// Whole sequences, as few warps as the longest needs. kWarps 8: 128 queries at most, which share one pass over the
+// keys.
+template <int kWarps>
+struct WholeMma {
+  static constexpr const char* kName = kWarps == 1   ? "attention_mma, 16 queries"
+                                       : kWarps == 2 ? "attention_mma, 32 queries"
+                                       : kWarps == 4 ? "attention_mma, 64 queries"
+                                                     : "attention_mma, 128 queries";
+  static constexpr ScoreMembers kReads{};
+  static constexpr bool has(int64_t head_size) { return is_common_head(head_size); }
+  static bool supports(const AttentionSize& size) {
+    return size.whole && (!size.hopper || (size.head_size <= 64 && kMmaOnHopper<64, kWarps, false>));
   }
+  static bool guess(const AttentionSize& size) { return kWarps == 8 || size.max_k <= 16 * kWarps; }
+  template <int kHeadSize, class T, class Scores>
+  static void launch(const Call<T>& call, const Scores& scores) {
+    constexpr int kRowTiles = kWarps == 8 ? row_tiles(kHeadSize) : 1;
+    launch_mma<kHeadSize, kWarps / kRowTiles, kRowTiles, false>(call, scores);
+  }
+};
+
+// The same with a bias. kTiles: of 16 queries a warp, as far as registers go.
+template <int kTiles>
+struct BiasMma {
+  static constexpr const char* kName =
+      kTiles == 1 ? "attention_mma, bias, 64 queries" : "attention_mma, bias, up to 128 queries";
+  static constexpr ScoreMembers kReads{ScoreMember::bias};
+  static constexpr bool has(int64_t head_size) { return is_common_head(head_size); }
+  static bool supports(const AttentionSize& size) { return size.whole; }
+  static bool guess(const AttentionSize& size) { return kTiles == 2 || size.max_k <= 64; }
+  template <int kHeadSize, class T, class Scores>
+  static void launch(const Call<T>& call, const Scores& scores) {
+    launch_mma<kHeadSize, 4, std::min(kTiles, row_tiles(kHeadSize)), true>(call, scores);
+  }
+};
+
+struct WindowMma {
+  static constexpr const char* kName = "attention_mma, window and bias";
+  static constexpr ScoreMembers kReads{ScoreMember::window, ScoreMember::bias};
+  static constexpr bool has(int64_t) { return true; }
+  static bool supports(const AttentionSize&) { return true; }
+  static bool guess(const AttentionSize&) { return true; }
+  template <int kHeadSize, class T, class Scores>
+  static void launch(const Call<T>& call, const Scores& scores) {
+    launch_mma<kHeadSize, 4, row_tiles(kHeadSize), true>(call, scores, window_parameters(call, scores));
+  }
+};
+
+template <int kHeadSize, class T, class Scores, class... Parameters>
+void launch_simt(const Call<T>& call, const Scores& scores, const Parameters&... parameters) {
+  launch_simple(call, attention_simt<kHeadSize, Parameters...>, scores,
+                Grid(call, kSimtThreads / kThreadsPerSimtQuery<kHeadSize>), kSimtThreads, 0, parameters...);
+}
+
+struct WholeSimt : BiasMma<2> {
+  static constexpr const char* kName = "attention_simt, bias";
+  template <int kHeadSize, class T, class Scores>
+  static void launch(const Call<T>& call, const Scores& scores) {
+    launch_simt<kHeadSize>(call, scores);
+  }
+};
+struct WindowSimt : WindowMma {
+  static constexpr const char* kName = "attention_simt, window and bias";
+  template <int kHeadSize, class T, class Scores>
+  static void launch(const Call<T>& call, const Scores& scores) {
+    launch_simt<kHeadSize>(call, scores, window_parameters(call, scores));
+  }
+};
+
+using SimtKernels = KernelList<WholeSimt, WindowSimt>;
+using MmaKernels = KernelList<WholeMma<1>, WholeMma<2>, WholeMma<4>, WholeMma<8>, BiasMma<1>, BiasMma<2>, WindowMma>;
+
+template <class T, class... Some, class... More>
+constexpr auto list(KernelList<Some...>, KernelList<More...>) {
+  return std::array{registered<Some, T>()..., registered<More, T>()...};
+}
+
+// ---- the choice ----
+
+template <class T>
+const AttentionKernel<T>* first_that_fits(std::span<const AttentionKernel<T>> kernels, const AttentionSize& size) {
+  for (const AttentionKernel<T>& kernel : kernels)
+    if (kernel.fits(size)) return &kernel;
+  return nullptr;
+}
+
+template <class T>
+const AttentionKernel<T>* choose(const AttentionSize& size) {
+  if (const auto* kernel = first_that_fits(decode_kernels<T>(), size)) return kernel;
+  if constexpr (sizeof(T) == 2)
+    if (const auto* kernel = first_that_fits(e4m3_kernels<T>(), size)) return kernel;
+  return first_that_fits(attention_kernels<T>(), size);
+}
+
+// The choice for a size, kept by each thread for the last few: the layers of a call ask for the same ones in turns.
+template <class T>
+const AttentionKernel<T>* kept_choice(const AttentionSize& size) {
+  struct Kept {
+    AttentionSize size;
+    const AttentionKernel<T>* kernel = nullptr;
+  };
+  thread_local std::array<Kept, 4> kept;
+  thread_local size_t oldest = 0;
+  for (const Kept& one : kept)
+    if (one.kernel && one.size == size) return one.kernel;
+  const AttentionKernel<T>* const kernel = choose<T>(size);
+  kept[oldest++ % kept.size()] = {size, kernel};
+  return kernel;
+}
+
+// Whether each token is a query and a key with as many heads, and q, k and v lie side by side. There are kernels
+// compiled for this by itself, where every query sees all keys, with the parameters and the machine code that they
+// would have without the rest: with more they were 2.4 % slower.
+bool are_whole_sequences(const Heads& heads, const QueriesKeysValues& from, const Sequences& sequences) {
+  const auto& [dtype, q, k, v] = from;
+  const int64_t stride = 3 * heads.width(), bytes = heads.width() * bytes_of(dtype);
+  const auto* const at = static_cast<const char*>(q.data);
+  return heads.kv == heads.count && k.data == at + bytes && v.data == at + 2 * bytes && q.stride == stride &&
+         k.stride == stride && v.stride == stride && sequences.cu_q == sequences.cu_k && !sequences.end_k &&
+         sequences.first_q == sequences.first_k;
+}
+
+// What does not depend on the sequences.
+template <class T>
+AttentionSize size_of(const Context<Cuda>& context, const Heads& heads, const ScorePolicy<T>& policy, bool whole) {
+  const Window& window = policy.template choose_by<ScoreMember::window>();
+  return {.sm_count = context.sm_count,
+          .hopper = has_warpgroups(context.capability),
+          .heads = heads.count,
+          .head_size = heads.size,
+          .scores = policy.set(),
+          .window = window,
+          .whole = whole && !window.set()};
 }
 
 }  // namespace
+
+template <class T>
+std::span<const AttentionKernel<T>> attention_kernels() {
+  if constexpr (std::is_same_v<T, float>) {
+    static constexpr auto kAll = list<T>(SimtKernels(), KernelList<>());
+    return kAll;
+  } else {
+    static constexpr auto kAll = list<T>(HopperKernels(), MmaKernels());
+    return kAll;
+  }
+}
 
 template <class Device, class T>
 Operand attention(Context<Device>& context, const Heads& heads, const QueriesKeysValues& from,
                   const Sequences& sequences, const ScorePolicy<T>& policy, const AttentionScratch& scratch,
                   const Operand& out) {
   if (sequences.count == 0 || sequences.max_k == 0) return out;
-  FTBERT_CHECK((attention_supports<Device, T>(context, heads)), "attention: no fused kernel for head size ",
-               heads.size);
   FTBERT_CHECK(from.dtype == kDType<T>, "attention on a GPU reads q, k and v in the stream's type");
-  T* const to = out.scaled() ? static_cast<T*>(out.data) : out.template as<T>();
-  const Call call{context,
-                  heads,
-                  from,
-                  sequences,
-                  policy.window,
-                  policy.bias.table,
-                  policy.bias.columns,
-                  static_cast<int>(policy.bias.span),
-                  to,
-                  static_cast<float>(M_LOG2E * static_cast<double>(heads.scale)),
-                  has_warpgroups(context.capability)};
-  if (attention_decode<T>(call, scratch)) return Operand::of(to);
-  if constexpr (sizeof(T) == 2)
-    if (out.scaled() && attention_e4m3<T>(call, out)) return out;
-  switch (heads.size) {
-    case 32: launch<T, 32>(call); break;
-    case 64: launch<T, 64>(call); break;
-    case 80: launch<T, 80>(call); break;
-    case 96: launch<T, 96>(call); break;
-    case 128: launch<T, 128>(call); break;
-    case 256: launch<T, 256>(call); break;
-    default: throw Error("attention_supports and attention do not agree");
-  }
-  return Operand::of(to);
+  AttentionSize size = size_of(context, heads, policy, are_whole_sequences(heads, from, sequences));
+  size.e4m3 = out.scaled();
+  size.arrivals = scratch.arrivals != nullptr;
+  size.sequences = sequences.count, size.rows = sequences.rows;
+  size.max_q = sequences.max_q, size.max_k = sequences.max_k;
+  const AttentionKernel<T>* const kernel = kept_choice<T>(size);
+  FTBERT_CHECK(kernel, "attention: the fused path ", why_no_fused_attention<Device, T>(context, heads, size.scores));
+  const AttentionCall<T> call{.context = context,
+                              .heads = heads,
+                              .from = from,
+                              .sequences = sequences,
+                              .policy = policy,
+                              .scratch = scratch,
+                              .out = out};
+  FTBERT_CHECK(!kernel->stores_e4m3 || reinterpret_cast<uintptr_t>(out.data) % 16 == 0,
+               "attention stores e4m3 from a multiple of 16 bytes on");
+  kernel->run(call);
+  return kernel->stores_e4m3 ? out : Operand::of(call.plain_out());
 }
 
 template <class Device, class T>
@@ -90,15 +231,33 @@ DType attention_operand(DType) {
 }
 
 template <class Device, class T>
-bool attention_supports(const Context<Device>&, const Heads& heads) {
-  return cuda_fuses_heads_of(heads.size);
+std::string why_no_fused_attention(const Context<Device>&, const Heads& heads, ScoreMembers set) {
+  if (!FusedHeads::has(heads.size)) return "has no kernel for head size " + std::to_string(heads.size);
+  // The last kernel reads all that another one reads.
+  const ScoreMembers unread = set.without(attention_kernels<T>().back().reads);
+  return unread == ScoreMembers() ? "" : "has no kernel that reads the " + unread.names() + " of a score policy";
 }
 
-#define FTBERT_INSTANTIATE(T)                                                                          \
-  template Operand attention(Context<Cuda>&, const Heads&, const QueriesKeysValues&, const Sequences&, \
-                             const ScorePolicy<T>&, const AttentionScratch&, const Operand&);          \
-  template DType attention_operand<Cuda, T>(DType);                                                    \
-  template bool attention_supports<Cuda, T>(const Context<Cuda>&, const Heads&);
+template <class T>
+std::string_view attention_kernel_name(const Context<Cuda>& context, const Heads& heads, const ScorePolicy<T>& policy,
+                                       int64_t sequences, int64_t length, AttentionUse use) {
+  const bool decode = use == AttentionUse::decode;
+  AttentionSize size = size_of(context, heads, policy, heads.kv == heads.count && !decode);
+  size.arrivals = decode;
+  size.max_q = decode ? 1 : length, size.max_k = length;
+  size.sequences = sequences, size.rows = sequences * size.max_q;
+  const AttentionKernel<T>* const kernel = choose<T>(size);
+  return kernel ? kernel->name : "none";
+}
+
+#define FTBERT_INSTANTIATE(T)                                                                                         \
+  template std::span<const AttentionKernel<T>> attention_kernels<T>();                                                \
+  template Operand attention(Context<Cuda>&, const Heads&, const QueriesKeysValues&, const Sequences&,                \
+                             const ScorePolicy<T>&, const AttentionScratch&, const Operand&);                         \
+  template DType attention_operand<Cuda, T>(DType);                                                                   \
+  template std::string why_no_fused_attention<Cuda, T>(const Context<Cuda>&, const Heads&, ScoreMembers);             \
+  template std::string_view attention_kernel_name(const Context<Cuda>&, const Heads&, const ScorePolicy<T>&, int64_t, \
+                                                  int64_t, AttentionUse);
 FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
 
 }  // namespace ftbert

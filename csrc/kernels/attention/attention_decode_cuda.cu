@@ -1,5 +1,5 @@
 // One query a sequence over keys in a cache.
-#include <cmath>
+#include <array>
 
 #include "core/dispatch.h"
 #include "kernels/attention/attention_decode.cuh"
@@ -30,39 +30,39 @@ Splits splits_of(const Context<Cuda>& context, int64_t pairs, int64_t reach, int
   return {static_cast<int>(std::bit_floor(std::min(count, unsigned{kMostInCluster}))), true};
 }
 
-template <class E, int kHeadSize, int kHeads>
-void launch_decode(const Call& call, const AttentionScratch& scratch, const NewTokens<E>& added) {
+template <class Shape, class T>
+void launch_decode(const AttentionCall<T>& call, const Window& window, const NewTokens<native_t<T>>& added) {
+  using E = native_t<T>;
   const auto& [dtype, q, k, v] = call.from;
   const Sequences& s = call.sequences;
-  const int64_t shared = call.heads.count / call.heads.kv, blocks_a_head = (shared + kHeads - 1) / kHeads;
+  const int64_t shared = call.heads.count / call.heads.kv, blocks_a_head = (shared + Shape::kHeads - 1) / Shape::kHeads;
   const int64_t pairs = call.heads.kv * blocks_a_head * s.count;
   // Of the keys that a query sees, at most.
-  const int64_t reach = std::min(s.max_k, int64_t{1} + call.window.left + call.window.right);
+  const int64_t reach = std::min(s.max_k, int64_t{1} + window.left + window.right);
   constexpr bool kClusters = sizeof(E) == 2;  // in float, whose speed counts less, one kernel is enough
-  using Shape = DecodeShape<E, kHeadSize, kHeads>;
   const auto [splits, cluster] =
       splits_of(call.context, pairs, reach, Shape::kStep, kClusters && call.context.capability >= 90);
-  const DecodeParameters<E> parameters{static_cast<const E*>(q.data),
-                                       static_cast<const E*>(k.data),
-                                       static_cast<const E*>(v.data),
-                                       q.stride,
-                                       k.stride,
-                                       v.stride,
-                                       call.heads.width(),
-                                       s.cu_q,
-                                       s.cu_k,
-                                       s.end_of_keys(),
-                                       s.first_q,
-                                       s.first_k,
-                                       s.early,
-                                       call.window,
-                                       call.scale_log2,
-                                       static_cast<int>(shared),
-                                       static_cast<int>(blocks_a_head),
-                                       static_cast<float*>(scratch.memory),
-                                       scratch.arrivals,
-                                       added,
-                                       static_cast<E*>(call.out)};
+  const DecodeParameters<E> parameters{.q = static_cast<const E*>(q.data),
+                                       .k = static_cast<const E*>(k.data),
+                                       .v = static_cast<const E*>(v.data),
+                                       .q_stride = q.stride,
+                                       .k_stride = k.stride,
+                                       .v_stride = v.stride,
+                                       .out_stride = call.heads.width(),
+                                       .cu_q = s.cu_q,
+                                       .begin_k = s.cu_k,
+                                       .end_k = s.end_of_keys(),
+                                       .first_q = s.first_q,
+                                       .first_k = s.first_k,
+                                       .early = s.early,
+                                       .window = window,
+                                       .scale_log2 = scale_log2(call),
+                                       .shared = static_cast<int>(shared),
+                                       .blocks_a_head = static_cast<int>(blocks_a_head),
+                                       .splits = static_cast<float*>(call.scratch.memory),
+                                       .arrivals = call.scratch.arrivals,
+                                       .added = added,
+                                       .out = native(call.plain_out())};
   const auto launch = [&, splits = splits, blocks = cluster ? splits : 1](const auto& kernel) {
     launch_overlapped(call.context, "kernel attention_decode", kernel,
                       dim3(static_cast<unsigned>(splits), static_cast<unsigned>(call.heads.kv * blocks_a_head),
@@ -72,34 +72,31 @@ void launch_decode(const Call& call, const AttentionScratch& scratch, const NewT
   cluster ? launch(attention_decode_kernel<Shape, kClusters>) : launch(attention_decode_kernel<Shape, false>);
 }
 
-template <class E, int kHeadSize>
-void launch_heads(const Call& call, const AttentionScratch& scratch, const NewTokens<E>& added) {
-  heads_a_block(call.heads.count / call.heads.kv) == 1
-      ? launch_decode<E, kHeadSize, 1>(call, scratch, added)
-      : launch_decode<E, kHeadSize, kMostDecodeHeads>(call, scratch, added);
-}
-
-template <class E>
-bool launch(const Call& call, const AttentionScratch& scratch, const NewTokens<E>& added) {
-  const Sequences& s = call.sequences;
-  if (!scratch.arrivals || s.max_q != 1 || call.bias_table || s.count > kMostDecodeSequences) return false;
-  check_rows(call.from);
-  switch (call.heads.size) {
-    case 32: launch_heads<E, 32>(call, scratch, added); return true;
-    case 64: launch_heads<E, 64>(call, scratch, added); return true;
-    case 80: launch_heads<E, 80>(call, scratch, added); return true;
-    case 96: launch_heads<E, 96>(call, scratch, added); return true;
-    case 128: launch_heads<E, 128>(call, scratch, added); return true;
-    case 256: launch_heads<E, 256>(call, scratch, added); return true;
-    default: return false;
+struct Decode {
+  static constexpr const char* kName = "attention_decode";
+  static constexpr ScoreMembers kReads{ScoreMember::window};
+  static constexpr bool has(int64_t) { return true; }
+  static bool supports(const AttentionSize& size) {
+    return size.arrivals && size.max_q == 1 && size.sequences <= kMostDecodeSequences;
   }
-}
+  static bool guess(const AttentionSize&) { return true; }
+  template <int kHeadSize, class T, class Scores>
+  static void launch(const AttentionCall<T>& call, const Scores& scores, const NewTokens<native_t<T>>& added = {}) {
+    using E = native_t<T>;
+    check_rows(call.from);
+    const Window& window = scores.template get<ScoreMember::window>();
+    heads_a_block(call.heads.count / call.heads.kv) == 1
+        ? launch_decode<DecodeShape<E, kHeadSize, 1>>(call, window, added)
+        : launch_decode<DecodeShape<E, kHeadSize, kMostDecodeHeads>>(call, window, added);
+  }
+};
 
 }  // namespace
 
 template <class T>
-bool attention_decode(const AttentionCall& call, const AttentionScratch& scratch) {
-  return launch<native_t<T>>(call, scratch, {});
+std::span<const AttentionKernel<T>> decode_kernels() {
+  static constexpr std::array kAll{registered<Decode, T>()};
+  return kAll;
 }
 
 template <class T>
@@ -108,7 +105,12 @@ bool attention_of_new_tokens(Context<Cuda>& context, const Heads& heads, const H
                              const AttentionScratch& scratch, T* out) {
   constexpr int kUnit = 2 * kWidth<T>;
   const auto& [q_norm, k_norm, rotation, positions] = rules;
-  if (!cache || sequences.count == 0 || sequences.max_k == 0 || policy.soft_cap > 0 || policy.bias.table ||
+  const AttentionSize size{.head_size = heads.size,
+                           .scores = policy.set(),
+                           .arrivals = scratch.arrivals != nullptr,
+                           .sequences = sequences.count,
+                           .max_q = sequences.max_q};
+  if (!cache || sequences.count == 0 || sequences.max_k == 0 || !decode_kernels<T>().front().fits(size) ||
       (rotation && rotation.dims % kUnit != 0) ||
       !vectorizable(kWidth<T>, heads.size, q_norm.gamma, q_norm.beta, k_norm.gamma, k_norm.beta) ||
       !vectorizable(4, 0, rotation.table))
@@ -125,18 +127,17 @@ bool attention_of_new_tokens(Context<Cuda>& context, const Heads& heads, const H
                                      .rows = cache.count,
                                      .keys = native(cache.keys),
                                      .values = native(cache.values)};
-  const AttentionCall call{.context = context,
-                           .heads = heads,
-                           .from = from,
-                           .sequences = sequences,
-                           .window = policy.window,
-                           .bias_table = nullptr,
-                           .bias_columns = nullptr,
-                           .bias_span = 0,
-                           .out = out,
-                           .scale_log2 = static_cast<float>(M_LOG2E * static_cast<double>(heads.scale)),
-                           .hopper = false};
-  return launch<native_t<T>>(call, scratch, added);
+  const Operand to = Operand::of(out);
+  const AttentionCall<T> call{.context = context,
+                              .heads = heads,
+                              .from = from,
+                              .sequences = sequences,
+                              .policy = policy,
+                              .scratch = scratch,
+                              .out = to};
+  const auto scores = policy.template read<Decode::kReads>(Decode::kName);
+  FusedHeads::with(heads.size, [&]<int kHeadSize>() { Decode::launch<kHeadSize>(call, scores, added); });
+  return true;
 }
 
 template <class Device>
@@ -151,7 +152,7 @@ size_t attention_scratch_bytes(const Heads& heads, int64_t, AttentionUse use) {
 }
 
 #define FTBERT_INSTANTIATE(T)                                                                                          \
-  template bool attention_decode<T>(const AttentionCall&, const AttentionScratch&);                                    \
+  template std::span<const AttentionKernel<T>> decode_kernels<T>();                                                    \
   template bool attention_of_new_tokens(Context<Cuda>&, const Heads&, const HeadRules<T>&, const T*, const Sequences&, \
                                         const CacheRows<T>&, const ScorePolicy<T>&, const AttentionScratch&, T*);      \
   template size_t attention_scratch_bytes<Cuda, T>(const Heads&, int64_t, AttentionUse);

@@ -18,6 +18,19 @@ struct Heads {
   FTBERT_HOST_DEVICE int64_t qkv_width() const { return width() + 2 * kv_width(); }
 };
 
+// Sizes of heads, of which something is compiled for each.
+template <int... kSizes>
+struct HeadSizes {
+  static constexpr bool has(int64_t size) { return ((size == kSizes) || ...); }
+  // run.operator()<size>()
+  template <class Run>
+  static void with(int64_t size, const Run& run) {
+    ((size == kSizes ? run.template operator()<kSizes>() : void()), ...);
+  }
+};
+// Of the fused path's kernels on GPUs.
+using FusedHeads = HeadSizes<32, 64, 80, 96, 128, 256>;
+
 // Row i begins at data + i * stride, in elements.
 struct Rows {
   const void* data = nullptr;
@@ -65,35 +78,6 @@ struct Sequences {
   static Sequences of_tokens(const int32_t* cu_seqlens, int64_t count, int64_t max_seqlen, int64_t rows) {
     return {cu_seqlens, cu_seqlens, count, max_seqlen, max_seqlen, 0, 0, rows, rows};
   }
-};
-
-// The keys that the query at `position` of its sequence sees: those from position - left to position + right.
-struct Window {
-  static constexpr int kAll = INT32_MAX;
-  int left = kAll, right = kAll;  // causal: right 0
-
-  bool operator==(const Window&) const = default;
-  FTBERT_HOST_DEVICE int begin(int position) const { return position > left ? position - left : 0; }
-  FTBERT_HOST_DEVICE int end(int position, int keys) const {
-    return right < keys - 1 - position ? position + right + 1 : keys;
-  }
-};
-
-// What is added to a score before the softmax: table[head][column(key) - column(query) + span-1]. Distances outside
-// the table are read as its first and last.
-template <class T>
-struct RelativeBias {
-  const T* table = nullptr;          // [heads, 2*span-1], or nullptr: nothing is added
-  const int32_t* columns = nullptr;  // [all tokens, from token 0] columns in the padded input; nullptr: in the sequence
-  int64_t span = 0;
-};
-
-// What becomes of a score before the softmax.
-template <class T>
-struct ScorePolicy {
-  Window window;
-  RelativeBias<T> bias;
-  float soft_cap = 0;  // a scaled score s becomes soft_cap * tanh(s / soft_cap) before the bias; 0: stays s
 };
 
 }  // namespace ftbert

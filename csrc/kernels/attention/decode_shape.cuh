@@ -54,8 +54,8 @@ struct DecodeParameters {
   bool early;  // the offsets, and all keys but those of this step's tokens, were there before the kernel ahead began
   Window window;
   float scale_log2;
-  int shared;          // heads of queries that read one of keys and values
-  int blocks_a_head;   // of keys: kHeads of those heads each
+  int shared;          // heads of queries that read one head of keys and values
+  int blocks_a_head;   // blocks of a split that share a head of keys, each for kHeads heads of queries
   float* splits;       // room for what blocks leave: decode_memory.cuh
   int32_t* arrivals;   // [sequence][head block] zeros, and zeros again at the end
   NewTokens<E> added;  // whose queries are at q

@@ -4,13 +4,15 @@
 
 #include "kernels/attention/relative_bias_row.h"
 #include "kernels/attention/softmax_row.h"
-#include "kernels/kernels.h"
+#include "kernels/isa.h"
 
 namespace ftbert::FTBERT_ISA {
 
-void softmax(Context<Cpu>&, const Heads& heads, const float* scores, const Sequences& sequences,
-             const ScorePolicy<float>& policy, float* probabilities) {
-  const RelativeBias<float>& relative = policy.bias;
+void softmax(const Heads& heads, const float* scores, const Sequences& sequences, const SoftmaxScores& policy,
+             float* probabilities) {
+  const RelativeBias<float>& relative = policy.get<ScoreMember::bias>();
+  const Window& window = policy.get<ScoreMember::window>();
+  const float soft_cap = policy.get<ScoreMember::soft_cap>().value;
   const int64_t seq = sequences.max_k;
   const float scale = heads.scale;
 #pragma omp parallel for schedule(static) collapse(2)
@@ -28,14 +30,14 @@ void softmax(Context<Cpu>&, const Heads& heads, const float* scores, const Seque
         }
 #pragma omp simd
         for (int64_t j = 0; j < length; ++j) out[j] = in[j] * scale;
-        if (policy.soft_cap > 0)
-          for (int64_t j = 0; j < length; ++j) out[j] = policy.soft_cap * std::tanh(out[j] / policy.soft_cap);
+        if (soft_cap > 0)
+          for (int64_t j = 0; j < length; ++j) out[j] = soft_cap * std::tanh(out[j] / soft_cap);
         if (relative.table) {
           const float* bias = relative.table + h * (2 * relative.span - 1) + relative.span - 1;
           add_relative_bias(bias, relative.span - 1, column, s, length, out);
         }
-        const int64_t begin = policy.window.begin(static_cast<int>(s));
-        const int64_t end = policy.window.end(static_cast<int>(s), static_cast<int>(length));
+        const int64_t begin = window.begin(static_cast<int>(s));
+        const int64_t end = window.end(static_cast<int>(s), static_cast<int>(length));
         std::memset(out, 0, begin * sizeof(float));
         const float inverse = 1.0f / exp_row(out + begin, end - begin);
 #pragma omp simd

@@ -158,7 +158,9 @@ __global__ void __launch_bounds__(Shape::kMaxThreads)
 template <class Device, class T>
 void softmax(Context<Device>& context, const Heads& heads, const float* scores, const Sequences& sequences,
              const ScorePolicy<T>& policy, T* probabilities) {
-  const RelativeBias<T>& bias = policy.bias;
+  const auto read = policy.template read<kSoftmaxReads>("softmax");
+  const RelativeBias<T>& bias = read.template get<ScoreMember::bias>();
+  const float soft_cap = read.template get<ScoreMember::soft_cap>().value;
   const int64_t seq = sequences.max_k, rows = sequences.count * heads.count * seq;
   if (rows == 0) return;
   FTBERT_CHECK(seq < (1 << 30), "softmax: a row has at most 2^30 elements, got ", seq);
@@ -166,8 +168,8 @@ void softmax(Context<Device>& context, const Heads& heads, const float* scores, 
     using Shape = decltype(shape);
     const RowLaunch on = row_launch<Shape>(rows, context.sm_count);
     launch_kernel(context, "kernel softmax", softmax_kernel<Shape, native_t<T>>, on.blocks, on.threads, scores,
-                  sequences.cu_q, heads.scale, policy.soft_cap, policy.window, native(bias.table), bias.columns,
-                  bias.span, rows, heads.count, seq, native(probabilities));
+                  sequences.cu_q, heads.scale, soft_cap, read.template get<ScoreMember::window>(), native(bias.table),
+                  bias.columns, bias.span, rows, heads.count, seq, native(probabilities));
   };
   const bool wide = vectorizable(kSoftmaxWidth, seq, scores) && vectorizable(kSoftmaxWidth, seq, probabilities);
   with_row_shape<kSoftmaxWidth>(wide, seq, launch);

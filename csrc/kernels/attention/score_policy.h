@@ -1,0 +1,141 @@
+// What becomes of a score before the softmax. A kernel gets the members that it names, and a policy with another member
+// set is refused: no member is ignored.
+#pragma once
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <utility>
+
+#include "core/check.h"
+#include "core/types.h"
+
+namespace ftbert {
+
+// The keys that the query at `position` of its sequence sees: those from position - left to position + right.
+struct Window {
+  static constexpr int kAll = INT32_MAX;
+  int left = kAll, right = kAll;  // causal: right 0
+
+  bool operator==(const Window&) const = default;
+  bool set() const { return *this != Window(); }
+  FTBERT_HOST_DEVICE int begin(int position) const { return position > left ? position - left : 0; }
+  FTBERT_HOST_DEVICE int end(int position, int keys) const {
+    return right < keys - 1 - position ? position + right + 1 : keys;
+  }
+};
+
+// What is added to a score before the softmax: table[head][column(key) - column(query) + span-1]. Distances outside
+// the table are read as its first and last.
+template <class T>
+struct RelativeBias {
+  const T* table = nullptr;          // [heads, 2*span-1], or nullptr: nothing is added
+  const int32_t* columns = nullptr;  // [all tokens, from token 0] columns in the padded input; nullptr: in the sequence
+  int64_t span = 0;
+
+  bool set() const { return table != nullptr; }
+};
+
+// A scaled score s becomes value * tanh(s / value) before the bias; 0: stays s.
+struct SoftCap {
+  float value = 0;
+
+  bool set() const { return value > 0; }
+};
+
+// The members of a ScorePolicy, in its order.
+enum class ScoreMember { window, bias, soft_cap };
+inline constexpr std::array kScoreMemberNames{std::string_view("window"), std::string_view("relative bias"),
+                                              std::string_view("soft cap")};
+
+// A set of members.
+struct ScoreMembers {
+  unsigned bits = 0;
+
+  constexpr ScoreMembers() = default;
+  constexpr ScoreMembers(std::initializer_list<ScoreMember> members) {
+    for (const ScoreMember member : members) bits |= bit(member);
+  }
+  bool operator==(const ScoreMembers&) const = default;
+  constexpr bool has(ScoreMember member) const { return (bits & bit(member)) != 0; }
+  constexpr bool has_all(ScoreMembers others) const { return (others.bits & ~bits) == 0; }
+  constexpr ScoreMembers without(ScoreMembers others) const {
+    ScoreMembers rest;
+    rest.bits = bits & ~others.bits;
+    return rest;
+  }
+  static constexpr unsigned bit(ScoreMember member) { return 1u << static_cast<unsigned>(member); }
+
+  // "window, soft cap"
+  std::string names() const {
+    std::string all;
+    for (size_t i = 0; i < kScoreMemberNames.size(); ++i)
+      if (has(static_cast<ScoreMember>(i))) all.append(all.empty() ? "" : ", ").append(kScoreMemberNames[i]);
+    return all;
+  }
+};
+
+template <class T, ScoreMembers kRead>
+class ScoresRead;
+
+template <class T>
+class ScorePolicy {
+  using Members = std::tuple<Window, RelativeBias<T>, SoftCap>;
+  static constexpr size_t kCount = std::tuple_size_v<Members>;
+  static_assert(kCount == kScoreMemberNames.size());
+
+ public:
+  ScorePolicy() = default;
+  ScorePolicy(const Window& window, const RelativeBias<T>& bias = {}, SoftCap soft_cap = {})
+      : members_(window, bias, soft_cap) {}
+
+  // The members that change scores.
+  ScoreMembers set() const {
+    return [&]<size_t... i>(std::index_sequence<i...>) {
+      ScoreMembers all;
+      ((all.bits |= std::get<i>(members_).set() ? 1u << i : 0u), ...);
+      return all;
+    }(std::make_index_sequence<kCount>());
+  }
+
+  // For who chooses a kernel, whatever else is set; kernels get what they name.
+  template <ScoreMember kMember>
+  const auto& choose_by() const {
+    return std::get<static_cast<size_t>(kMember)>(members_);
+  }
+
+  // For a kernel that reads these members. `kernel`: its name, for the error where another is set.
+  template <ScoreMembers kRead>
+  ScoresRead<T, kRead> read(const char* kernel) const {
+    const ScoreMembers unread = set().without(kRead);
+    FTBERT_CHECK(unread == ScoreMembers(), kernel,
+                 " does not read a member of the score policy that is set: ", unread.names());
+    return ScoresRead<T, kRead>(*this);
+  }
+
+ private:
+  template <class, ScoreMembers>
+  friend class ScoresRead;
+  Members members_;
+};
+
+// The members of a policy that a kernel has named; none of the others is set, and none can be read.
+template <class T, ScoreMembers kRead>
+class ScoresRead {
+ public:
+  template <ScoreMember kMember>
+    requires(kRead.has(kMember))
+  const auto& get() const {
+    return std::get<static_cast<size_t>(kMember)>(policy_.members_);
+  }
+
+ private:
+  friend ScorePolicy<T>;
+  explicit ScoresRead(const ScorePolicy<T>& policy) : policy_(policy) {}
+  const ScorePolicy<T>& policy_;
+};
+
+}  // namespace ftbert
