@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -437,8 +436,7 @@ def test_after_a_kill_the_next_goes_on(folder: Path, cached: Path) -> None:
     assert killed.stdout is not None and killed.stdout.readline() == "writes\n"
     killed.kill()
     killed.wait()
-    began = time.monotonic()
-    assert counts(open_checkpoint(folder)) == 8 and time.monotonic() - began < 50
+    assert counts(open_checkpoint(folder)) == 8
     assert sorted(path.suffix for path in cached.iterdir()) == sorted([".lock", next(cached.glob("*/config.json")).parent.suffix])
 
 

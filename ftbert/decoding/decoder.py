@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from ftbert.checkpoint import CAUSAL_LM, WORD_TABLE, fits_8_bits
 from ftbert.packed_model import PackedModel, kept
 from ftbert.quantization import read_q8_0
@@ -31,10 +33,4 @@ def _least(model: PackedModel) -> Any:
         weight, scale = (part.to(model.device) for part in read_q8_0(model.checkpoint, table))
     else:
         weight, scale = model.encoder.weight(WORD_TABLE) if head.tied else head.out_weight, None
-    return _of_torch(model.encoder, weight, bias, scale)
-
-
-def _of_torch(encoder: Any, weight: Any, bias: Any, scale: Any) -> Any:
-    import torch
-
-    return torch.classes.ftbert.Decoder(encoder, weight, bias, 1, 1, scale)
+    return torch.classes.ftbert.Decoder(model.encoder, weight, bias, 1, 1, scale)

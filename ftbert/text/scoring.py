@@ -74,7 +74,7 @@ def scoring(
 ) -> Work:
     """What `predict` computes; see `ftbert.Model.predict`. pairs: some texts may be pairs."""
     task, labels = task_of(model, chat_template)
-    settings = ScoreSettings.of(model.folder, config_of(model))
+    settings = ScoreSettings.of(model.folder, model.checkpoint.config.huggingface)
     tokenizer = tokenizer_of(model, scores=True)
     before = choose_prompt(prompt, prompt_name, tokenizer.settings.prompts, tokenizer.settings.default_prompt)
     length = None if max_length is None else positive("max_length", max_length)
@@ -307,15 +307,10 @@ def task_of(model: PackedModel, chat_template: str | None = None) -> tuple[str, 
     raise ValueError(words)
 
 
-def config_of(model: PackedModel) -> Mapping[str, Any]:
-    """The model's config.json as HuggingFace writes it, empty where there is none."""
-    return model.checkpoint.config.huggingface
-
-
 def labels_of(model: PackedModel) -> dict[int, str]:
     """id2label of the config where it fits the head, else transformers' default: LABEL_0, ..."""
     _, count = task_of(model)
-    given = config_of(model).get("id2label")
+    given = model.checkpoint.config.huggingface.get("id2label")
     if isinstance(given, dict):
         named = {int(key): str(name) for key, name in given.items() if str(key).isdecimal()}
         if sorted(named) == list(range(count)):
