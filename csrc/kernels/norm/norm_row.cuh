@@ -81,12 +81,8 @@ __device__ void norm_packs(const First& first, const Packed<E, Shape::kWidth> (&
       packs_gamma[i].to_floats(g);
       packs_beta[i].to_floats(h);
 #pragma unroll
-      for (int w = 0; w < W; ++w) {
-        if constexpr (Rule::kCentred)
-          x[i][w] = (x[i][w] - mean) * scale * g[w] + h[w];
-        else
-          x[i][w] = rule.template apply<E>(x[i][w], scale, g[w], h[w]);
-      }
+      for (int w = 0; w < W; ++w)
+        x[i][w] = rule.template apply<E>(Rule::kCentred ? x[i][w] - mean : x[i][w], scale, g[w], h[w]);
     }
     put_norm(x[i], out, at, col, copy...);
   }
@@ -146,12 +142,7 @@ __device__ void norm_long(const E* a, const E* b, const E* c, const E* gamma, co
       Pack::load(gamma + col).to_floats(g);
       (beta != nullptr ? Pack::load(beta + col) : Pack::zero()).to_floats(h);
 #pragma unroll
-      for (int w = 0; w < W; ++w) {
-        if constexpr (Rule::kCentred)
-          x[w] = (x[w] - mean) * scale * g[w] + h[w];
-        else
-          x[w] = rule.template apply<E>(x[w], scale, g[w], h[w]);
-      }
+      for (int w = 0; w < W; ++w) x[w] = rule.template apply<E>(Rule::kCentred ? x[w] - mean : x[w], scale, g[w], h[w]);
     }
     put_norm(x, out, at, col, copy...);
   }

@@ -15,8 +15,14 @@ struct NormNumbers {
   float eps, offset;
 };
 
+// apply: of a number, of centred rules its distance from the mean.
 struct LayerRule : NormNumbers {
   static constexpr bool kCentred = true;  // squares are of distances from the mean
+
+  template <class E>
+  __device__ float apply(float distance, float scale, float gamma, float beta) const {
+    return distance * scale * gamma + beta;
+  }
 };
 
 // A kernel without a norm.
