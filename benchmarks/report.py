@@ -314,8 +314,8 @@ def split_table(results: Iterable[dict[str, Any]]) -> Table:
 
 
 def means_table(document: dict[str, Any]) -> Table:
-    """How many times as fast as each peer ours are: geometric means over the points where both ran, with their number
-    where one did not."""
+    """How many times as fast as each peer ours are: geometric means over the points where both ran. The number of
+    points stands beside a mean that leaves some out."""
     results = document["results"]
     half = [result for result in results if result["fill_name"] == "half"]
     alone = [result for result in results if result["batch"] == 1]

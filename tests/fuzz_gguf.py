@@ -32,8 +32,8 @@ _TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q5_1")
 
 
 def make_files(folder: Path) -> list[tuple[bytes, int, list[int]]]:
-    """One of each architecture, all types among them; where its tensors' bytes begin, and where values of the metadata
-    are."""
+    """A file of each architecture, all types among them, with the places where its tensors' bytes begin and its
+    metadata's values are."""
     texts = vocabulary(tokenizers_offline.write(folder / "bert", "bert"), "bert", cls="[CLS]", seperator="[SEP]")
     found = []
     for number, arch in enumerate(MODELS):
