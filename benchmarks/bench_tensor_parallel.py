@@ -25,7 +25,7 @@ from tensor_parallel_report import lines_of, misses
 import ftbert
 from ftbert.checkpoint import Checkpoint, CheckpointConfig, EncoderConfig, TensorSource
 from ftbert.converters import open_checkpoint
-from ftbert.dtypes import parse_dtype
+from ftbert.dtypes import DTYPES
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def checkpoint_of(model: str, dtype: str) -> Checkpoint:
             live = BertModel(BertConfig(**sizes))
     opened = open_checkpoint(live)
     config = CheckpointConfig(opened.config.architecture, opened.config.encoder)
-    source = RandomTensors(config.encoder, parse_dtype(dtype))
+    source = RandomTensors(config.encoder, DTYPES[dtype])
     return Checkpoint(config, source, {name: (name,) for name in source.shapes()}, None)
 
 

@@ -21,8 +21,9 @@ from ftbert.checkpoint import (
     stages_of,
 )
 from ftbert.devices import check_range, stream_dtype
-from ftbert.dtypes import INT8, STORED_DTYPES
+from ftbert.dtypes import INT8, Dtype
 from ftbert.forked import note_fork
+from ftbert.formats import formats, numbers_of
 from ftbert.heads import Head
 from ftbert.loaded_types import types_of
 from ftbert.quantization import in_8_bits, live_in_8_bits
@@ -59,7 +60,7 @@ ALONE = Ranks()
 def build(
     checkpoint: Checkpoint,
     places: Sequence[torch.device],
-    asked: torch.dtype | None,
+    asked: Dtype | None,
     attention: str,
     heads: bool,
     live: torch.nn.Module | None = None,
@@ -142,16 +143,17 @@ def _encoder(
     # One tensor at a time: cut, and repacked or moved before the next is read, so that memory peaks at its size.
     here = {name for part in parts for name in part.shapes}
     specs = [spec for spec in whole.weight_specs() if spec.name in here]
-    in_blocks = {spec.name for spec in specs if spec.matrix and spec.stored == "q8_0"}
+    in_blocks = {spec.name for spec in specs if spec.matrix and spec.stored and formats()[spec.stored].block > 0}
     for spec in specs:
         if spec.name.removesuffix(".scale") in in_blocks:
             if spec.matrix:
-                scales = shares(f"{spec.name}.scale", torch.float16)
-                for (part, values), (_, scale) in zip(shares(spec.name, torch.int8), scales, strict=True):
+                stored_as = formats()[spec.stored]
+                scales = shares(f"{spec.name}.scale", stored_as.scales)
+                for (part, values), (_, scale) in zip(shares(spec.name, stored_as.numbers), scales, strict=True):
                     pair = (values.to(part.place), scale.to(part.place))
                     part.weights[spec.name] = torch.ops.ftbert.pack_q8_0(*pair)
             continue
-        kept = STORED_DTYPES.get(spec.stored)
+        kept = numbers_of(spec.stored)
         stream = stream_dtype(places[0], element)
         for part, tensor in shares(spec.name, kept or (element if spec.matrix else stream)):
             packable = part.place.type == "cpu" and spec.matrix and kept in (None, torch.int8)

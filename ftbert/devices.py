@@ -8,15 +8,19 @@ import torch
 
 from ftbert._library import build_info, load_library
 from ftbert.caller import warn_caller
-from ftbert.dtypes import FP8, INT8, Q8_0
+from ftbert.dtypes import EIGHT_BITS, FP8, Q8_0, Dtype, users_word
+from ftbert.formats import format_of
 
-_FP8_CAPABILITY, _LEAST_Q8_0_CAPABILITY = (9, 0), (8, 0)
+_HOPPER = (9, 0)  # compute capability
 # What products on the CPU have beside float32, and what is faster where that is.
-_COMPARED = {torch.bfloat16: ("bf16", "dtype='fp32' or 'auto'"), torch.int8: ("int8", "the plain model in fp32")}
+_COMPARED: dict[Dtype, tuple[str, str]] = {
+    torch.bfloat16: ("bf16", "dtype='fp32' or 'auto'"),
+    torch.int8: ("int8", "the plain model in fp32"),
+}
 _LISTS = "; several GPUs are a list, or 'cuda:*' for all"
 _SLOWER = 1.1  # from here on: less is noise
-_measured: dict[torch.dtype, float] = {}
-_warned: set[torch.dtype] = set()
+_measured: dict[Dtype, float] = {}
+_warned: set[Dtype] = set()
 
 
 def check_device(given: Any) -> torch.device:
@@ -71,14 +75,10 @@ def check_devices(given: Any, several_cpus: bool = False) -> tuple[torch.device,
     return places
 
 
-def check_dtype(device: torch.device, dtype: torch.dtype) -> None:
+def check_dtype(device: torch.device, dtype: Dtype) -> None:
     """ValueError for an element type that ftbert does not compute in on this device."""
-    if dtype == FP8:
-        _check_fp8(device)
-    elif dtype == INT8:
-        _check_int8(device)
-    elif dtype == Q8_0:
-        _check_q8_0(device)
+    if dtype in EIGHT_BITS.values():
+        _check_stored(device, dtype)
     if device.type != "cpu" or dtype in (torch.float32, Q8_0):
         return
     if dtype == torch.float16:
@@ -88,7 +88,7 @@ def check_dtype(device: torch.device, dtype: torch.dtype) -> None:
     _warn_where_slow(dtype)
 
 
-def _warn_where_slow(dtype: torch.dtype) -> None:
+def _warn_where_slow(dtype: Dtype) -> None:
     """Once in a process; for `check_dtype`."""
     if _is_slow(dtype) and dtype not in _warned:
         _warned.add(dtype)
@@ -97,44 +97,34 @@ def _warn_where_slow(dtype: torch.dtype) -> None:
         warn_caller(f"{word} products take {times} on this CPU; {faster} is faster")
 
 
-def _check_fp8(device: torch.device) -> None:
-    needed = "fp8 needs a GPU of compute capability 9.0 (H100, H200)"
+def _check_stored(device: torch.device, dtype: Dtype) -> None:
+    """Of a type of 8 bits; for `check_dtype`."""
+    stored, word = format_of(dtype), users_word(dtype)
+    cards = " (H100, H200)" if stored.capabilities == "9.0" else ""
+    needed = f"{word} needs a GPU of compute capability {stored.capabilities}{cards}"
     if device.type == "cpu":
-        raise ValueError(f"{needed}; on the CPU ftbert computes in fp32, or bf16 for the products")
-    found = torch.cuda.get_device_capability(device)
-    if found != _FP8_CAPABILITY:
-        name, version = torch.cuda.get_device_name(device), ".".join(map(str, found))
-        raise ValueError(f"{needed}; {device}, {name} of {version}, computes in fp16, bf16 or fp32")
-
-
-def _check_int8(device: torch.device) -> None:
-    if device.type == "cuda":
-        raise ValueError(f"int8 is for the CPU; {device} computes in fp16, bf16 or fp32, on Hopper in fp8 too")
-    if build_info()["cpu_int8"] == "none":
-        raise ValueError(
-            "int8: this CPU has no instructions with which it would be faster than fp32 (VNNI, AVX-VNNI, AMX-INT8); "
-            "use fp32"
-        )
-
-
-def _check_q8_0(device: torch.device) -> None:
-    if device.type != "cuda":
+        if not stored.cpu:
+            raise ValueError(f"{needed}; on the CPU ftbert computes in fp32, or bf16 for the products")
+        if stored.other == "byte_rows" and build_info()["cpu_int8"] == "none":
+            raise ValueError(
+                f"{word}: this CPU has no instructions with which it would be faster than fp32 (VNNI, AVX-VNNI, "
+                "AMX-INT8); use fp32"
+            )
         return
-    found = torch.cuda.get_device_capability(device)
-    if found < _LEAST_Q8_0_CAPABILITY:
-        name, version = torch.cuda.get_device_name(device), ".".join(map(str, found))
-        raise ValueError(
-            f"q8_0 needs a GPU of compute capability 8.0 or above; {device}, {name} of {version}, computes in fp16, "
-            "bf16 or fp32"
-        )
+    if not stored.on_gpus:
+        raise ValueError(f"{word} is for the CPU; {device} computes in fp16, bf16 or fp32, on Hopper in fp8 too")
+    major, minor = torch.cuda.get_device_capability(device)
+    if not stored.first_gpu <= 10 * major + minor <= stored.last_gpu:
+        name = torch.cuda.get_device_name(device)
+        raise ValueError(f"{needed}; {device}, {name} of {major}.{minor}, computes in fp16, bf16 or fp32")
 
 
 def q8_0_is_fast(device: torch.device) -> bool:
     """Whether products of few rows read q8_0 as it is. GPUs but Hopper make 16-bit weights of it at each of them."""
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) == _FP8_CAPABILITY
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) == _HOPPER
 
 
-def check_range(embedding_scale: float, dtype: torch.dtype) -> None:
+def check_range(embedding_scale: float, dtype: Dtype) -> None:
     """Warns of fp16 for models that scale their embeddings (Gemma, by sqrt(hidden)): their residual streams outgrow its
     largest number, 65504; in Gemma 3 270M they reach 104,000."""
     if dtype == torch.float16 and embedding_scale > 1:
@@ -154,7 +144,7 @@ def stored_dtype(device: torch.device, stored: torch.dtype) -> torch.dtype:
     return torch.float32 if _is_slow(stored) else stored
 
 
-def products_speed(dtype: torch.dtype) -> float:
+def products_speed(dtype: Dtype) -> float:
     """How long a product in `dtype` takes on this CPU, where it takes 1 in float32; measured once in a process."""
     if dtype not in _measured:
         load_library()
@@ -163,7 +153,7 @@ def products_speed(dtype: torch.dtype) -> float:
     return _measured[dtype]
 
 
-def _is_slow(dtype: torch.dtype) -> bool:
+def _is_slow(dtype: Dtype) -> bool:
     return products_speed(dtype) > _SLOWER
 
 
@@ -174,13 +164,13 @@ def told_speed(device: torch.device) -> dict[str, str]:
 
 
 def stream_dtype(
-    device: torch.device, dtype: torch.dtype, stored: torch.dtype = torch.float32, embedding_scale: float = 1.0
+    device: torch.device, dtype: Dtype, stored: torch.dtype = torch.float32, embedding_scale: float = 1.0
 ) -> torch.dtype:
     """The element type of the residual stream, of vectors and tables in a model of `dtype`: all but the operands of
     matrix products. On the CPU it is float32. fp8 and q8_0 have 16 bits there, by how the model's weights are `stored`:
     bf16 for bf16 and where fp16 would not do (see check_range), else fp16."""
     if device.type == "cpu":
         return torch.float32
-    if dtype in (FP8, Q8_0):
+    if isinstance(dtype, str) or dtype == FP8:
         return torch.bfloat16 if stored == torch.bfloat16 or embedding_scale > 1 else torch.float16
     return dtype

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ftbert.caller import warn_caller
+from ftbert.dtypes import Dtype
 from ftbert.packed_model import PackedModel
 
 
@@ -102,10 +103,10 @@ def check_loaded(model: PackedModel, live: Any) -> None:
         )
 
 
-def in_both_types(live: Any, dtype: torch.dtype) -> tuple[Any, Any]:
+def in_both_types(live: Any, dtype: Dtype) -> tuple[Any, Any]:
     """`live` in float32 and in `dtype`, for `check_equal` where it said Differs: some models have entries beside which
     16 bits hold nothing else. (None, None) where that is no type of 16 bits or there is no copy."""
-    if dtype not in (torch.float16, torch.bfloat16):
+    if isinstance(dtype, str) or dtype not in (torch.float16, torch.bfloat16):
         return None, None
     own = next(live.parameters()).dtype
     try:
@@ -141,7 +142,7 @@ def _compare(model: PackedModel, live: Any, rounded: Any = None) -> None:
             check_equal(ours[field], theirs[field], name, allowed, least=1.0, rounded=near and near[field])
 
 
-def warn_of_rounding(name: str, dtype: torch.dtype) -> None:
+def warn_of_rounding(name: str, dtype: Dtype) -> None:
     """name: of the class of a live model that was compared so."""
     warn_caller(
         f"in {dtype} {name}'s own results are far from those in float32, and ftbert's are as far: whether it computes "

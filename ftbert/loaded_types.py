@@ -6,12 +6,12 @@ import torch
 
 from ftbert.checkpoint import CAUSAL_LM, Checkpoint, fits_8_bits, read_modules
 from ftbert.devices import check_dtype, q8_0_is_fast, stored_dtype, stream_dtype
-from ftbert.dtypes import EIGHT_BITS, FP8, INT8, MATRIX_DTYPES, Q8_0, users_word
+from ftbert.dtypes import EIGHT_BITS, FP8, INT8, MATRIX_DTYPES, Q8_0, Dtype, users_word
 
 
 def types_of(
-    checkpoint: Checkpoint, place: torch.device, asked: torch.dtype | None
-) -> tuple[torch.dtype, torch.dtype | None]:
+    checkpoint: Checkpoint, place: torch.device, asked: Dtype | None
+) -> tuple[torch.dtype, Dtype | None]:
     """The type of all that the checkpoint does not store in 8 bits, and which such type its matrices become first.
     asked: None for "auto". ValueError where `place` cannot serve it, or the checkpoint holds something else."""
     encoder, becomes = checkpoint.config.encoder, None
@@ -25,7 +25,7 @@ def types_of(
         return stored_dtype(place, checkpoint.stored_dtype), None
     elif asked in EIGHT_BITS.values():
         becomes = asked
-    if asked in EIGHT_BITS.values():
+    if isinstance(asked, str) or asked in EIGHT_BITS.values():
         return stream_dtype(place, asked, checkpoint.stored_dtype, encoder.embedding_scale), becomes
     return asked, None
 
@@ -52,7 +52,7 @@ def _is_quantised_decoder(checkpoint: Checkpoint) -> bool:
     return weights[True] > weights[False]
 
 
-def _serves(place: torch.device, dtype: torch.dtype) -> bool:
+def _serves(place: torch.device, dtype: Dtype) -> bool:
     try:
         check_dtype(place, dtype)
     except ValueError:
@@ -60,7 +60,7 @@ def _serves(place: torch.device, dtype: torch.dtype) -> bool:
     return True
 
 
-def _beside_8_bits(checkpoint: Checkpoint, place: torch.device, asked: torch.dtype | None) -> torch.dtype:
+def _beside_8_bits(checkpoint: Checkpoint, place: torch.device, asked: Dtype | None) -> Dtype:
     """`asked` of a quantized folder, its own type for "auto"; ValueError where it cannot be loaded so."""
     stored = MATRIX_DTYPES[checkpoint.config.encoder.eight_bits]
     word, told = users_word(stored), f"{checkpoint.source.where}: stored in {users_word(stored)}"

@@ -17,7 +17,7 @@ from ftbert.checkpoint import Checkpoint, CheckpointConfig, EncoderConfig, told_
 from ftbert.converters import build_reference, cut_texts, open_checkpoint
 from ftbert.decoding import LanguageModel
 from ftbert.devices import check_devices, check_dtype, check_range, stream_dtype, told_speed
-from ftbert.dtypes import DTYPES, EIGHT_BITS, MATRIX_DTYPES, parse_dtype, users_word
+from ftbert.dtypes import DTYPES, EIGHT_BITS, MATRIX_DTYPES, Dtype, parse_dtype, users_word
 from ftbert.forked import note_fork
 from ftbert.heads import Head, HeadedModule
 from ftbert.keywords import keywords
@@ -172,9 +172,9 @@ class Model(Replicated, TextModel, LanguageModel):
         return self.encoder.device()  # type: ignore[no-any-return]
 
     @property
-    def dtype(self) -> torch.dtype:
+    def dtype(self) -> Dtype:
         """As matrices are stored, the narrowest where they differ; on a GPU the type of all else too, unless that is
-        E4M3; on the CPU results are float32."""
+        E4M3; on the CPU results are float32. "q8_0", which torch has no type of, is a word."""
         return MATRIX_DTYPES[self.encoder.matrix_dtype()]
 
     @where_the_ids_are
@@ -353,10 +353,10 @@ class Model(Replicated, TextModel, LanguageModel):
         check_range(self.config.embedding_scale, element)
         return replicate(self.copy_to(places[0], element), places[1:])
 
-    def copy_to(self, place: torch.device, element: torch.dtype | None = None) -> Model:
+    def copy_to(self, place: torch.device, element: Dtype | None = None) -> Model:
         """This replica's weights at `place`, in `element` (None: as they are), from device to device."""
         element = self.dtype if element is None else element
-        if element in EIGHT_BITS.values():
+        if isinstance(element, str) or element in EIGHT_BITS.values():
             element = DTYPES[self.encoder.dtype()]  # of all but those in 8 bits
         names = {value: name for name, value in DTYPES.items()}
         gemm_table.install(place)

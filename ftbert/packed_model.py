@@ -12,6 +12,7 @@ if TYPE_CHECKING:  # servers' workers import no torch
     from torch import Tensor
 
     from ftbert.checkpoint import Checkpoint, EncoderConfig
+    from ftbert.dtypes import Dtype
     from ftbert.heads import Head
 
 T = TypeVar("T")
@@ -34,7 +35,7 @@ class PackedModel(Protocol):
     def device(self) -> torch.device: ...
 
     @property
-    def dtype(self) -> torch.dtype: ...
+    def dtype(self) -> Dtype: ...
 
     @property
     def encoder(self) -> Any: ...  # torch.classes.ftbert.Encoder

@@ -61,7 +61,7 @@ def valid(name: str, device: str) -> list[Any]:
         "argmax": [x],
         "attention": [floats(6, 192), cu, 4, 2, bias, columns, False],
         "attention_apart": [x, x, x, cu, cu, 4, 2, 2, 0.5, -1, -1, cu[1:].clone()],
-        "activations": [],
+        "table": ["activations"],
         "batch_norm_apply": [x, floats(6, 64), vector, vector, vector, vector.square(), 1e-5, "relu", True, True],
         "batch_norm_backward": [x, floats(6, 64), None, columns.new_zeros(12), vector, vector, vector, vector.square(), 1e-5, "relu", True, [True, True, True]],
         "batch_norm_statistics": [x, floats(64), floats(64), index[1:2].clone(), 0.1],

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,10 +20,11 @@ from conftest import make_bert
 import ftbert
 from ftbert import building, cli, devices
 from ftbert import model as models
-from ftbert.checkpoint import Checkpoint
+from ftbert.checkpoint import Checkpoint, fits_8_bits
 from ftbert.converters import open_checkpoint
 from ftbert.devices import check_dtype, stream_dtype
-from ftbert.dtypes import EIGHT_BITS, FP8, INT8, STORED_DTYPES, parse_dtype, users_word
+from ftbert.dtypes import DTYPES, EIGHT_BITS, FP8, INT8, MATRIX_DTYPES, parse_dtype, users_word
+from ftbert.formats import formats, numbers_of
 from ftbert.quantization import (
     cache,
     cached_at,
@@ -115,7 +116,7 @@ def counts(checkpoint: Checkpoint, dtype: torch.dtype = FP8) -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with in_8_bits(checkpoint, dtype, CPU) as stored:
-            specs = [spec for spec in stored.config.encoder.weight_specs() if STORED_DTYPES.get(spec.stored) == dtype]
+            specs = [spec for spec in stored.config.encoder.weight_specs() if numbers_of(spec.stored) == dtype]
             for spec in specs:
                 assert stored.read(spec.name, dtype).dtype == dtype
     return len(specs)
@@ -148,6 +149,27 @@ def test_other_devices_are_refused(folder: Path, gpu: Any, made: list[str], capa
         ftbert.load(folder, "cuda:0", "fp8")
     check_dtype(GPU, torch.float16)
     assert not made
+
+
+@pytest.mark.parametrize(
+    "word,capability,refused",
+    [("fp8", (9, 0), ""), ("fp8", (8, 9), "capability 9.0 "), ("q8_0", (8, 0), ""), ("q8_0", (12, 0), ""),
+     ("q8_0", (7, 5), "capability 8.0 or above"), ("int8", (9, 0), "is for the CPU"), ("bf16", (7, 0), "")],
+)  # fmt: skip
+def test_the_table_of_formats_says_which_gpus(gpu: Any, word: str, capability: tuple[int, int], refused: str) -> None:
+    gpu(capability)
+    with pytest.raises(ValueError, match=refused) if refused else nullcontext():
+        check_dtype(GPU, parse_dtype(word))
+
+
+def test_the_table_of_formats_is_the_cores() -> None:
+    of_matrices = {name for name, one in formats().items() if one.in_checkpoints}
+    assert of_matrices == {"e4m3", "int8", "q8_0"} == {*MATRIX_DTYPES} - {*DTYPES}
+    assert {name: one.numbers for name, one in formats().items()} == {
+        **DTYPES, "e4m3": FP8, "e4m3_tensor": FP8, "int8": INT8, "byte_rows": torch.uint8, "q8_0": INT8,
+    }  # fmt: skip
+    assert all(one.other in ("", *formats()) for one in formats().values())
+    assert not fits_8_bits("q8_0", [8, 64]) and fits_8_bits("int8", [8, 70000]) == "70000 columns are more than 65793"
 
 
 def test_a_folder_of_fp8_on_other_devices(folder: Path, tmp_path: Path, gpu: Any) -> None:

@@ -43,6 +43,7 @@ PYTHON = (
     "norm",
     "checkpoint",
     "devices",
+    "formats",
     "forked",
     "progress",
     "user_cache",

@@ -17,7 +17,7 @@ struct AnyReplay;  // binding/replay.h
 // Undefined of a stage before the last.
 struct DecoderHead {
   at::Tensor weight;  // [vocab, hidden], packed on the CPU, and in q8_0
-  DType dtype = DType::fp32;
+  const Format* format = &formats::fp32;
   std::optional<at::Tensor> bias = {};
   int64_t vocab = 0;
 };

@@ -46,9 +46,10 @@ DecoderHead check_head(const EncoderClass& encoder, const at::Tensor& weight, st
   }
   if (scale) {
     check_q8_0(weight, *scale, "weight", "scale");
-    return {pack_q8_0(weight, *scale), DType::q8_0, bias, vocab};
+    return {pack_q8_0(weight, *scale), &formats::q8_0, bias, vocab};
   }
-  return {device.is_cpu() ? pack_weight(weight.detach()) : weight.detach().contiguous(), dtype_of(type), bias, vocab};
+  return {device.is_cpu() ? pack_weight(weight.detach()) : weight.detach().contiguous(), &plain_format(dtype_of(type)),
+          bias, vocab};
 }
 
 // What computes the encoder's layers: its ranks, its stages or itself.

@@ -38,21 +38,28 @@ const void* data_of(const TensorDict& weights, const std::string& name) {
   return it == weights.end() ? nullptr : data<void>(it->value());
 }
 
+// How a matrix is stored, given as this tensor; Error for a type that a matrix is stored in with scales alone.
+const Format* format_of(const WeightSpec& matrix, const at::Tensor& tensor) {
+  return matrix.type ? matrix.type : &stored_format(tensor.scalar_type());
+}
+
+// Whether it is packed together with its scales.
+bool has_blocks(const WeightSpec& spec) { return spec.matrix && spec.type && spec.type->block > 0; }
+
 // Why no product takes the matrix of this name, or "".
 std::string why_not_computed(const at::Device& device, DType stream, const WeightSpec& spec,
                              const TensorDict& weights) {
   try {
-    const DType stored = spec.type ? *spec.type : stored_dtype(weights.at(spec.name).scalar_type());
-    Matrix matrix{.dtype = stored, .n = spec.shape[0], .k = spec.shape[1]};
-    std::optional<InputScale> input;
-    if (const WeightScales names = scales_of(spec); spec.type) {
-      matrix.scale = static_cast<const float*>(data_of(weights, names.matrix));
-      matrix.per = granularity_of(*spec.type);
-      input = input_of(*spec.type, data_of(weights, names.input));
+    Matrix matrix{.format = format_of(spec, weights.at(spec.name)), .n = spec.shape[0], .k = spec.shape[1]};
+    const void* input = nullptr;
+    if (spec.type) {
+      const WeightScales names = scales_of(spec);
+      if (!spec.type->inside) matrix.scale = data_of(weights, names.matrix);
+      input = data_of(weights, names.input);
     }
-    const bool asks_gpu = device.is_cuda() && stored != stream;
+    const bool asks_gpu = device.is_cuda() && matrix.format->numbers != stream;
     check_product_exists(device_kind(device), asks_gpu ? cuda_context(device.index(), nullptr).capability : 0, stream,
-                         matrix, input);
+                         matrix, static_cast<const float*>(input));
     return "";
   } catch (const Error& error) {
     return error.what();
@@ -64,8 +71,7 @@ std::set<std::string> packed_scales(const std::vector<WeightSpec>& specs, const 
   std::set<std::string> names;
   for (const WeightSpec& spec : specs) {
     const auto it = weights.find(spec.name);
-    if (spec.matrix && spec.type == DType::q8_0 && it != weights.end() &&
-        at::Tensor(it->value()).scalar_type() == at::kByte)
+    if (has_blocks(spec) && it != weights.end() && at::Tensor(it->value()).scalar_type() == at::kByte)
       names.insert(scales_of(spec).matrix);
   }
   return names;
@@ -91,20 +97,20 @@ void check_weights(const std::vector<WeightSpec>& specs, const TensorDict& weigh
     const at::Tensor tensor = it->value();
     const bool packed_here = device.is_cpu() && spec.matrix && tensor.is_mkldnn();
     if (!packed_here) plain(spec.name.c_str(), tensor);
-    const bool blocks = spec.matrix && spec.type == DType::q8_0 && is_packed_q8_0(tensor, spec.shape);
+    const bool blocks = has_blocks(spec) && is_packed_q8_0(tensor, spec.shape);
     if (!blocks && !has_shape(tensor, spec.shape))
       complain("expected " + shape_text(spec.shape) + ", got " + shape_text(tensor.sizes()));
-    const bool panels = spec.matrix && spec.type == DType::int8 && tensor.scalar_type() == at::kByte;
+    const bool panels = spec.matrix && spec.type == &formats::int8 && tensor.scalar_type() == at::kByte;
     if (tensor.dim() == 3 && tensor.scalar_type() != at::kFloat)
       complain(std::string("panels are Float, got ") + at::toString(tensor.scalar_type()));
     if (!blocks && is_packed(tensor) && !(spec.matrix && device.is_cpu()))
       complain("only matrices on the CPU may be packed");
-    const at::ScalarType expected = spec.type ? scalar_type_of(*spec.type) : stream.scalar_type();
+    const at::ScalarType expected = spec.type ? scalar_type_of(spec.type->numbers) : stream.scalar_type();
     const bool any = spec.matrix && !spec.type;  // of the types that a product takes
     if (tensor.device() != device || (!any && !panels && !blocks && tensor.scalar_type() != expected))
       complain(std::string("expected ") + at::toString(expected) + " on " + device.str() + ", got " +
                at::toString(tensor.scalar_type()) + " on " + tensor.device().str());
-    else if (!spec.matrix && spec.type == DType::int8 && !device.is_cpu())
+    else if (!spec.matrix && spec.type == &formats::int8 && !device.is_cpu())
       complain("a table in int8 is read on the CPU alone, got " + device.str());
     else if (const std::string why = spec.matrix ? why_not_computed(device, dtype, spec, weights) : ""; !why.empty())
       uncomputed[why].push_back(spec.name);
@@ -136,9 +142,9 @@ EncoderClass::EncoderClass(TensorDict weights, std::string config, std::string a
     for (const WeightSpec& spec : specs) {
       if (const auto it = weights.find(spec.name); it == weights.end() || in_blocks.count(spec.name)) continue;
       const at::Tensor given = weights.at(spec.name).detach();
-      if (spec.matrix) matrix_dtypes_[spec.name] = spec.type ? *spec.type : stored_dtype(given.scalar_type());
+      if (spec.matrix) matrix_formats_[spec.name] = format_of(spec, given);
       // A loader may have packed it already, to not hold both layouts.
-      if (spec.matrix && spec.type == DType::q8_0) {
+      if (has_blocks(spec)) {
         const std::string scales = scales_of(spec).matrix;
         in_blocks.insert(scales);
         packed_[spec.name] =
@@ -149,12 +155,12 @@ EncoderClass::EncoderClass(TensorDict weights, std::string config, std::string a
         weights_.insert(spec.name, given.contiguous());
     }
     const Weights<T> bound = bind_weights<T>(config_, [&](const std::string& name) -> Matrix {
-      const auto stored = matrix_dtypes_.find(name);
-      const DType dtype = stored == matrix_dtypes_.end() ? kDType<T> : stored->second;
+      const auto stored = matrix_formats_.find(name);
+      const Format* format = stored == matrix_formats_.end() ? kFormat<T> : stored->second;
       const auto it = packed_.find(name);
-      if (it != packed_.end() && kind == DeviceKind::cpu) return {.dtype = dtype, .packed = &it->second};
-      if (it != packed_.end()) return {.data = data<void>(it->second), .dtype = dtype};
-      return {.data = data_of(weights_, name), .dtype = dtype};
+      if (it != packed_.end() && kind == DeviceKind::cpu) return {.format = format, .packed = &it->second};
+      if (it != packed_.end()) return {.data = data<void>(it->second), .format = format};
+      return {.data = data_of(weights_, name), .format = format};
     });
     engine_ = std::make_unique<Engine>(make_forward<Device, T>(config_, bound, device_, path));
   });
@@ -162,7 +168,7 @@ EncoderClass::EncoderClass(TensorDict weights, std::string config, std::string a
 
 EncoderClass::EncoderClass(std::vector<EncoderPtr> shards) : engine_(std::make_unique<Engine>(std::move(shards))) {
   const EncoderClass& first = *engine_->members().front();
-  weights_ = first.weights_, matrix_dtypes_ = first.matrix_dtypes_;
+  weights_ = first.weights_, matrix_formats_ = first.matrix_formats_;
   description_ = first.description_, attention_ = first.attention_, config_ = first.config_;
   device_ = first.device_, dtype_ = first.dtype_;
 }
@@ -173,7 +179,7 @@ EncoderClass::EncoderClass(const Stages& stages)
   const EncoderClass& first = *stages.here.front();
   attention_ = first.attention_, device_ = first.device_, dtype_ = first.dtype_;
   for (const auto& stage : stages.here)
-    matrix_dtypes_.insert(stage->matrix_dtypes_.begin(), stage->matrix_dtypes_.end());
+    matrix_formats_.insert(stage->matrix_formats_.begin(), stage->matrix_formats_.end());
   engine_ = std::make_unique<Engine>(stages, config_);
 }
 
@@ -189,7 +195,7 @@ TensorDict EncoderClass::weights() const {
   TensorDict all;
   for (const WeightSpec& spec : weight_specs(config_)) {
     const auto it = packed_.find(spec.name);
-    if (it != packed_.end() && spec.type == DType::q8_0) {
+    if (it != packed_.end() && has_blocks(spec)) {
       const auto [values, scales] = unpack_q8_0(it->second, spec.shape);
       all.insert(spec.name, values);
       all.insert(scales_of(spec).matrix, scales);
@@ -223,9 +229,9 @@ StringDict EncoderClass::info() const {
   if (!device_.is_cpu()) return all;  // attention's own products are of the stream's type
   std::set<std::string> attention;
   for (const LayerConfig& layer : config_.layers) {
-    const auto qkv = matrix_dtypes_.find(layer_prefix(layer) + "attention.qkv.weight");
-    if (qkv == matrix_dtypes_.end()) continue;  // another process's
-    const bool narrow = all.at("attention") == "fused" && attention_operand<Cpu, float>(qkv->second) != DType::fp32;
+    const auto qkv = matrix_formats_.find(layer_prefix(layer) + "attention.qkv.weight");
+    if (qkv == matrix_formats_.end()) continue;  // another process's
+    const bool narrow = all.at("attention") == "fused" && attention_operand<Cpu, float>(*qkv->second) != DType::fp32;
     attention.insert(narrow ? attention_products(layer.attention.heads.size) : "fp32");
   }
   std::string words;
@@ -236,14 +242,14 @@ StringDict EncoderClass::info() const {
 
 std::map<std::string, int64_t> EncoderClass::count_matrices() const {
   std::map<std::string, int64_t> counts;
-  for (const auto& [name, type] : matrix_dtypes_) ++counts[std::string(to_string(type))];
+  for (const auto& [name, format] : matrix_formats_) ++counts[std::string(format->name)];
   return counts;
 }
 
 std::string EncoderClass::matrix_dtype() const {
-  const auto narrower = [](const auto& a, const auto& b) { return bytes_of(a.second) < bytes_of(b.second); };
-  const auto found = std::min_element(matrix_dtypes_.begin(), matrix_dtypes_.end(), narrower);
-  return std::string(to_string(found == matrix_dtypes_.end() ? dtype_of(dtype_) : found->second));
+  const auto narrower = [](const auto& a, const auto& b) { return a.second->bits < b.second->bits; };
+  const auto found = std::min_element(matrix_formats_.begin(), matrix_formats_.end(), narrower);
+  return std::string(found == matrix_formats_.end() ? to_string(dtype_of(dtype_)) : found->second->name);
 }
 
 c10::intrusive_ptr<EncoderClass> EncoderClass::to(at::Device device, at::ScalarType dtype) const {
@@ -251,7 +257,7 @@ c10::intrusive_ptr<EncoderClass> EncoderClass::to(at::Device device, at::ScalarT
   const TensorDict all = weights();
   for (const WeightSpec& spec : weight_specs(config_)) {
     const bool stream = device.is_cpu() && dtype == at::kBFloat16 && !spec.matrix;  // it stays in float
-    moved.insert(spec.name, all.at(spec.name).to(device, spec.type ? scalar_type_of(*spec.type)
+    moved.insert(spec.name, all.at(spec.name).to(device, spec.type ? scalar_type_of(spec.type->numbers)
                                                          : stream  ? at::kFloat
                                                                    : dtype));
   }

@@ -57,7 +57,7 @@ class EncoderClass : public torch::CustomClassHolder {
 
   TensorDict weights_;                        // plain tensors that kernels read
   std::map<std::string, at::Tensor> packed_;  // GEMM operands in the CPU library's layout or q8_0's, instead of plain
-  std::map<std::string, DType> matrix_dtypes_;
+  std::map<std::string, const Format*> matrix_formats_;
   std::string description_, attention_;
   EncoderConfig config_;
   at::Device device_{at::kCPU};

@@ -101,8 +101,7 @@ class ForwardOf : public Forward {
   // Absent of a stage before the last.
   Linear<T> linear_of(const DecoderHead& head) const {
     if (!head.weight.defined()) return {};
-    Matrix weight{.dtype = head.dtype, .n = head.vocab, .k = encoder_.config().hidden};
-    if (head.dtype == DType::q8_0) weight.per = granularity_of(head.dtype);
+    Matrix weight{.format = head.format, .n = head.vocab, .k = encoder_.config().hidden};
     if (device_.is_cpu())
       weight.packed = &head.weight;
     else

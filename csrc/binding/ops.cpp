@@ -11,6 +11,7 @@
 #include "binding/tensors.h"
 #include "binding/torch_products.h"
 #include "core/device.h"
+#include "core/json.h"
 #include "kernels/isa.h"
 #include "layers/check_layers_exist.h"
 
@@ -69,7 +70,7 @@ std::tuple<std::string, std::vector<ListedWeight>> read_config(const std::string
   check_layers_exist(parsed);
   std::vector<ListedWeight> specs;
   for (const WeightSpec& spec : weight_specs(parsed))
-    specs.emplace_back(spec.name, spec.shape, spec.matrix, spec.type ? std::string(to_string(*spec.type)) : "");
+    specs.emplace_back(spec.name, spec.shape, spec.matrix, spec.type ? std::string(spec.type->name) : "");
   return {whole, specs};
 }
 
@@ -77,6 +78,39 @@ StringDict activations() {
   StringDict names;
   for (const auto& [spelling, name] : activation_spellings()) names.insert(std::string(spelling), std::string(name));
   return names;
+}
+
+// The table of formats: each row as JSON, by its name.
+StringDict formats_table() {
+  StringDict rows;
+  const auto word = [](std::string_view text) { return Json{std::string(text)}; };
+  for (const Format* f : all_formats()) {
+    const Json::Object row{{"name", word(f->name)},
+                           {"numbers", word(to_string(f->numbers))},
+                           {"bits", {int64_t{f->bits}}},
+                           {"block", {int64_t{f->block}}},
+                           {"scales", word(to_string(f->scales))},
+                           {"minima", {f->minima}},
+                           {"inside", {f->inside}},
+                           {"in_checkpoints", {f->in_checkpoints}},
+                           {"other", word(f->other ? f->other->name : "")},
+                           {"rows_of", {int64_t{f->rows_of}}},
+                           {"columns_of", {int64_t{f->columns_of}}},
+                           {"least_columns", {f->least_columns}},
+                           {"most_columns", {f->most_columns}},
+                           {"cpu", {f->cpu}},
+                           {"first_gpu", {int64_t{f->first_gpu}}},
+                           {"last_gpu", {int64_t{f->last_gpu}}}};
+    rows.insert(std::string(f->name), json_text({row}));
+  }
+  return rows;
+}
+
+// What a table of the core holds, by name.
+StringDict table(const std::string& name) {
+  if (name == "activations") return activations();
+  FTBERT_CHECK(name == "formats", "table: expected activations or formats, got '", name, "'");
+  return formats_table();
 }
 
 StringDict build_info() {
@@ -232,7 +266,7 @@ TORCH_LIBRARY(ftbert, m) {
 
   m.def("read_config(str config) -> (str, (str, int[], bool, str)[])", &read_config);
   m.def("build_info() -> Dict(str, str)", &build_info);
-  m.def("activations() -> Dict(str, str)", &activations);
+  m.def("table(str name) -> Dict(str, str)", &table);
   m.def("follow_busy_cores(bool on, bool? crowded=None) -> bool", &follow_busy_cores);
   m.def("busy_cores() -> Dict(str, bool)", &busy_cores_info);
   define_op(m, "pack_weight(Tensor weight) -> Tensor", &pack);

@@ -6,7 +6,7 @@
 #include "binding/team.h"
 #include "binding/tensors.h"
 #include "core/check.h"
-#include "core/q8_0.h"
+#include "core/format.h"
 #include "gemm/cpu/q8_0_panels.h"
 
 namespace ftbert::binding {
@@ -67,9 +67,9 @@ std::pair<at::Tensor, at::Tensor> unpack_q8_0(const at::Tensor& packed, at::IntA
 }
 
 bool is_packed_q8_0(const at::Tensor& tensor, at::IntArrayRef shape) {
-  const auto bytes = tensor.is_cpu() ? q8_0_panel_bytes : q8_0_bytes;
-  return tensor.scalar_type() == at::kByte && tensor.dim() == 1 && shape.size() == 2 &&
-         tensor.numel() == bytes(shape[0], shape[1]);
+  if (tensor.scalar_type() != at::kByte || tensor.dim() != 1 || shape.size() != 2) return false;
+  const int64_t n = shape[0], k = shape[1];
+  return tensor.numel() == (tensor.is_cpu() ? q8_0_panel_bytes(n, k) : formats::q8_0.bytes(n, k));
 }
 
 }  // namespace ftbert::binding

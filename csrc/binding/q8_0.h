@@ -1,4 +1,4 @@
-// Matrices in q8_0 (core/q8_0.h) as torch holds them: plain, and as the products of a device read them.
+// Matrices in q8_0 (core/format.h) as torch holds them: plain, and as the products of a device read them.
 #pragma once
 #include <ATen/core/Tensor.h>
 

@@ -61,9 +61,9 @@ inline DType dtype_of(at::ScalarType type) {
   return type == at::kFloat ? DType::fp32 : type == at::kHalf ? DType::fp16 : DType::bf16;
 }
 
-// Of a matrix, which may be stored in a type that nothing else has.
-inline DType stored_dtype(at::ScalarType type) {
-  return type == at::kFloat8_e4m3fn ? DType::e4m3 : type == at::kChar ? DType::int8 : dtype_of(type);
+// Of a matrix that no config names a format of: numbers with scales are recognised, to be refused.
+inline const Format& stored_format(at::ScalarType type) {
+  return type == at::kFloat8_e4m3fn ? formats::e4m3 : type == at::kChar ? formats::int8 : plain_format(dtype_of(type));
 }
 
 inline at::ScalarType scalar_type_of(DType dtype) {
@@ -74,7 +74,7 @@ inline at::ScalarType scalar_type_of(DType dtype) {
     case DType::e4m3: return at::kFloat8_e4m3fn;
     case DType::int8: return at::kChar;
     case DType::uint8: return at::kByte;
-    case DType::q8_0: return at::kChar;  // of its numbers
+    case DType::q8_0: break;
   }
   fail("no type of torch is of that number");
 }

@@ -47,16 +47,11 @@ std::vector<double> time_products(const std::vector<std::string>& dtypes) {
     };
     for (size_t i = 0; i < dtypes.size(); ++i) {
       Weight& weight = weights[i];
-      const bool int8 = dtypes[i] == to_string(DType::int8);
-      const DType dtype = int8 ? DType::int8 : parse_dtype(dtypes[i]);
-      weight.linear.weight = {.dtype = dtype, .packed = &weight.packed, .n = kSize, .k = kSize};
-      if (int8) {
-        weight.linear.weight.scale = data<float>(scales);
-        weight.linear.weight.per = Granularity::row;
-        weight.linear.input = InputScale{.per = Granularity::beside, .smooth = data<float>(scales)};
-      }
+      const Format& format = parse_format(dtypes[i]);
+      weight.linear.weight = {.format = &format, .packed = &weight.packed, .n = kSize, .k = kSize};
+      if (format.block == kWholeRow) weight.linear.weight.scale = weight.linear.input = data<float>(scales);
       check_product_exists(context, weight.linear);
-      weight.packed = pack_weight(at::full({kSize, kSize}, 1, scalar_type_of(dtype)));
+      weight.packed = pack_weight(at::full({kSize, kSize}, 1, scalar_type_of(format.numbers)));
       multiply(weight);  // its kernel is compiled now
     }
     const auto enough = Clock::now() + kEnough * std::ssize(dtypes);

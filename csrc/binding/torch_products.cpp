@@ -224,7 +224,7 @@ Operand TorchProducts::linear(const Linear<float>& linear, const Operand& a, int
   Context<Cpu> context{this};
   const Matrix& w = linear.weight;
   const at::Tensor& weight = *static_cast<const at::Tensor*>(w.packed);
-  if (w.dtype == DType::int8) {
+  if (w.format == &formats::int8) {
     const bool gated = epilogue.gate == Gate::pairs, rounded = !gated && out.dtype == DType::bf16;
     auto* const c = static_cast<float*>(out.data);
     isa_kernels().int8_product({.m = m,
@@ -232,7 +232,7 @@ Operand TorchProducts::linear(const Linear<float>& linear, const Operand& a, int
                                 .k = w.k,
                                 .a = a.byte_rows(),
                                 .panels = weight.const_data_ptr(),
-                                .scales = w.scale,
+                                .scales = w.scales<float>(),
                                 .bias = epilogue.bias ? linear.bias : nullptr,
                                 .activation = epilogue.activation,
                                 .out = gated || rounded ? nullptr : c,
@@ -240,7 +240,7 @@ Operand TorchProducts::linear(const Linear<float>& linear, const Operand& a, int
                                 .rounded = rounded ? static_cast<bfloat16_t*>(out.data) : nullptr});
     return rounded ? out : Operand::of(c);
   }
-  if (w.dtype == DType::q8_0) {
+  if (w.format == &formats::q8_0) {
     const bool gated = epilogue.gate == Gate::pairs;
     auto* const c = static_cast<float*>(out.data);
     isa_kernels().q8_0_product({.m = m,
@@ -268,7 +268,7 @@ Operand TorchProducts::linear(const Linear<float>& linear, const Operand& a, int
                                  .gated = gated ? c : nullptr});
     return Operand::of(c);
   }
-  if (w.dtype == DType::bf16) return linear_bf16(linear, a, m, epilogue, out, in_one_piece);
+  if (w.format == &formats::bf16) return linear_bf16(linear, a, m, epilogue, out, in_one_piece);
   std::optional<at::Tensor> bias;
   if (epilogue.bias && linear.bias) bias = view(linear.bias, {w.n});
   const bool gated = epilogue.gate == Gate::pairs;

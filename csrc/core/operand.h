@@ -2,8 +2,8 @@
 #pragma once
 #include <cstdint>
 
-#include "core/byte_rows.h"
 #include "core/check.h"
+#include "core/format.h"
 #include "core/types.h"
 
 namespace ftbert {

@@ -28,12 +28,6 @@ constexpr std::pair<std::string_view, PoolingMode> kPoolings[] = {
 #undef FTBERT_NAMED
 };
 
-constexpr std::pair<std::string_view, DType> kDTypes[] = {
-    {"fp32", DType::fp32},
-    {"fp16", DType::fp16},
-    {"bf16", DType::bf16},
-};
-
 template <class Table>
 auto look_up(const Table& table, std::string_view name, const char* what) {
   std::string known;
@@ -49,7 +43,6 @@ auto look_up(const Table& table, std::string_view name, const char* what) {
 
 Activation parse_activation(std::string_view name) { return look_up(kActivations, name, "activation"); }
 PoolingMode parse_pooling(std::string_view name) { return look_up(kPoolings, name, "pooling mode"); }
-DType parse_dtype(std::string_view name) { return look_up(kDTypes, name, "dtype"); }
 
 std::string_view to_string(Activation activation) {
   for (const auto& [name, named] : kActivations)

@@ -23,7 +23,7 @@ struct bfloat16_t {
 };
 
 enum class DeviceKind { cpu, cuda };
-// e4m3, int8, q8_0: of stored matrices, the last with its scales among them (core/q8_0.h); uint8: of byte rows
+// Numbers in memory; how matrices of them are stored, with scales: core/format.h. q8_0: of int8, with its scales.
 enum class DType { fp32, fp16, bf16, e4m3, int8, uint8, q8_0 };
 constexpr int64_t bytes_of(DType dtype) {  // an element
   return dtype == DType::fp32 ? 4 : dtype == DType::fp16 || dtype == DType::bf16 ? 2 : 1;
@@ -50,7 +50,6 @@ enum class PoolingMode { FTBERT_POOLING_MODES(FTBERT_ENUMERATOR) };
 // Parse the names used in configs and ops; throw ftbert::Error listing what is supported.
 Activation parse_activation(std::string_view name);
 PoolingMode parse_pooling(std::string_view name);
-DType parse_dtype(std::string_view name);
 std::string_view to_string(Activation activation);
 std::string_view to_string(DType dtype);
 

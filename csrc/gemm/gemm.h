@@ -40,7 +40,7 @@ std::string cblas_name();
 // scales: the one place that knows which storage types are computed on a device. capability: of a GPU, 10 * major +
 // minor.
 void check_product_exists(DeviceKind device, int capability, DType stream, const Matrix& weight,
-                          const std::optional<InputScale>& input = {});
+                          const float* input = nullptr);
 template <class Device, class T>
 void check_product_exists(const Context<Device>& context, const Linear<T>& linear) {
   if constexpr (std::is_same_v<Device, Cuda>)

@@ -4,9 +4,9 @@
 #include <optional>
 
 #include "core/communicator.h"
+#include "core/format.h"
 #include "core/norm.h"
 #include "core/operand.h"
-#include "core/q8_0.h"
 #include "core/types.h"
 
 namespace ftbert {
@@ -82,22 +82,29 @@ struct Product {
 
 // A weight [n, k], stored as it is stored.
 struct Matrix {
-  const void* data = nullptr;    // [n, k] row-major, or tiles of q8_0; nullptr where only `packed` is kept
-  DType dtype = DType::fp32;     // of data, or of what was packed
-  const void* packed = nullptr;  // the layout of a CPU library (CpuProducts)
+  const void* data = nullptr;             // [n, k] row-major, or tiles of q8_0; nullptr where only `packed` is kept
+  const Format* format = &formats::fp32;  // of data, or of what was packed
+  const void* packed = nullptr;           // the layout of a CPU library (CpuProducts)
   int64_t n = 0, k = 0;
-  const float* scale = nullptr;  // by `per`: of the matrix, or of each row [n]; of blocks they lie behind the numbers
-  Granularity per = Granularity::none;
+  const void* scale = nullptr;  // those in memory of their own: of the matrix, or of each row [n]
+
+  template <class S>
+  const S* scales() const {
+    FTBERT_CHECK(!scale || format->scales == kDType<S>, "expected scales in ", to_string(kDType<S>), ", those of ",
+                 format->name, " are ", to_string(format->scales));
+    return static_cast<const S*>(scale);
+  }
 };
 // Of a matrix in q8_0 on a GPU.
 inline const half_t* q8_0_scales(const Matrix& matrix) { return q8_0_scales(matrix.data, matrix.n, matrix.k); }
 
-// How a product's other operand is to be made: with a scale known before the call, or as byte rows.
-struct InputScale {
-  const float* scale = nullptr;
-  Granularity per = Granularity::none;
-  const float* smooth = nullptr;  // [k], of byte rows
-};
+// A format as the element type and the granularity of a Product and an Operand.
+inline DType element_of(const Format& format) { return &format == &formats::q8_0 ? DType::q8_0 : format.numbers; }
+inline Granularity granularity_of(const Format& format) {
+  if (format.block == kNoScales) return Granularity::none;
+  if (format.inside) return format.block > 0 ? Granularity::block : Granularity::beside;
+  return format.block == kWholeMatrix ? Granularity::tensor : Granularity::row;
+}
 
 // What gammas, betas and biases of the norms on both sides of a product make of it, float [n] on the device: of a
 // product behind a norm by moments, and of one ahead (gpu/deferred_norm.h). They are made at load (layers/prepared.h).
@@ -114,7 +121,9 @@ template <class T>
 struct Linear {
   Matrix weight;
   const T* bias = nullptr;  // [n] or nullptr
-  std::optional<InputScale> input;
+  // Of the other operand, by weight.format->other: its one scale, or what its columns are multiplied by before they are
+  // stored in byte rows [k].
+  const float* input = nullptr;
   Shard shard = {};  // not whole: its results are this rank's part of a sum over ranks
   CorrectionVectors behind_norm;
   SumVectors ahead_of_norm, unread;  // unread: where no product follows
@@ -129,11 +138,11 @@ Product product_of(const Linear<T>& linear, int64_t m, const Operand& a, DType c
           .n = b.n,
           .k = b.k,
           .a = a.dtype,
-          .b = b.dtype,
+          .b = element_of(*b.format),
           .c = c,
           .epilogue = epilogue,
           .a_scales = a.per,
-          .b_scales = b.per};
+          .b_scales = granularity_of(*b.format)};
 }
 // The same where both edges are of the stream's type.
 template <class T>

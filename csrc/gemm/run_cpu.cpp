@@ -10,9 +10,9 @@ namespace ftbert {
 // rows, and one of q8_0 stores blocks itself.
 template <>
 Operand wished_by<Cpu, float>(const Linear<float>& next, float* memory) {
-  if (next.weight.dtype == DType::q8_0) return Operand::of(memory);
-  if (next.weight.dtype != DType::int8) return {.data = memory, .dtype = next.weight.dtype};
-  return {.data = memory, .dtype = DType::uint8, .per = next.input->per, .smooth = next.input->smooth};
+  const Format* const format = next.weight.format->other;
+  if (!format) return Operand::of(memory);
+  return {.data = memory, .dtype = format->numbers, .per = granularity_of(*format), .smooth = next.input};
 }
 
 template <>

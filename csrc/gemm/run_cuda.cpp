@@ -69,7 +69,7 @@ Epilogue split_off(Context<Cuda>& context, Product& product, const ProductData& 
 // The rows of a in the type that this weight multiplies; Error where they are stored in another.
 template <class T>
 const void* operand_of(const Linear<T>& weights, const Operand& a) {
-  return weights.weight.dtype == DType::e4m3 ? a.scaled_e4m3() : static_cast<const void*>(a.template as<T>());
+  return weights.weight.format->numbers == DType::e4m3 ? a.scaled_e4m3() : static_cast<const void*>(a.template as<T>());
 }
 
 template <class T>
@@ -79,7 +79,7 @@ ProductData data_of(const Product& product, const Linear<T>& weights, const Oper
           .bias = product.epilogue.bias ? weights.bias : nullptr,
           .c = c,
           .a_scale = a.scale,
-          .b_scale = weights.weight.scale,
+          .b_scale = weights.weight.template scales<float>(),
           .stream = kDType<T>};
 }
 
@@ -108,8 +108,9 @@ std::optional<Sentence<T>> with_residual(const Linear<T>& weights, const Operand
   T* const x = to.sum ? to.sum : to.normed;
   Epilogue epilogue{.bias = true, .residual = true, .norm = norm.kind};
   if (deferral.by == NormedBy::kernels) {
-    const DType stored = weights.weight.dtype;
-    if (!exchanged || !exchanged->data || !norm.gamma || (stored != DType::e4m3 && (stored != kDType<T> || scaled)))
+    const Format* const stored = weights.weight.format;
+    if (!exchanged || !exchanged->data || !norm.gamma ||
+        (stored->numbers != DType::e4m3 && (stored != kFormat<T> || scaled)))
       return {};
     epilogue.after = to.sum ? After::norm_beside : After::norm;
     const Product product = product_of(weights, m, a, kDType<T>, epilogue);
@@ -151,7 +152,7 @@ std::optional<Sentence<T>> with_norm_or_heads(const Linear<T>& weights, const Ed
                                               const Ending<T>& wish, const Operand& out) {
   const NormedBy by = wish.deferral.by;
   const Epilogue epilogue{.bias = wish.bias, .activation = wish.activation, .gate = wish.gate};
-  if (by == NormedBy::kernels && (!wish.heads || weights.weight.dtype == DType::q8_0 ||
+  if (by == NormedBy::kernels && (!wish.heads || weights.weight.format->block > 0 ||
                                   m > kMostElements / std::max(weights.weight.n, weights.weight.k)))
     return {};
   const Product product = product_of(weights, m, a.rows, kDType<T>, epilogue);
@@ -196,7 +197,7 @@ bool run_whole(const Context<Cuda>& context, Sentence<T>& all) {
 template <class T>
 Operand linear_alone(Context<Cuda>& context, const Linear<T>& weights, const Operand& a, int64_t m, Epilogue epilogue,
                      const Operand& out) {
-  const bool e4m3 = weights.weight.dtype == DType::e4m3, narrow = e4m3 && out.dtype == DType::e4m3;
+  const bool e4m3 = weights.weight.format->numbers == DType::e4m3, narrow = e4m3 && out.dtype == DType::e4m3;
   FTBERT_CHECK(out.dtype != DType::e4m3 || (out.per == Granularity::tensor && out.scale),
                "a result in e4m3 needs one scale");
   Operand made = out.dtype == DType::e4m3 && !narrow ? Operand::of(static_cast<T*>(out.data)) : out;
@@ -241,7 +242,7 @@ Operand linear_dequantised(const Context<Cuda>& context, const Linear<T>& weight
                " rows by a matrix in q8_0 needs ", bytes, " bytes of Context::weight_scratch");
   dequantise_q8_0(context, weights.weight, kDType<T>, context.weight_scratch);
   Linear<T> plain = weights;
-  plain.weight = {.data = context.weight_scratch, .dtype = kDType<T>, .n = weights.weight.n, .k = weights.weight.k};
+  plain.weight = {.data = context.weight_scratch, .format = kFormat<T>, .n = weights.weight.n, .k = weights.weight.k};
   Context<Cuda> behind = context;
   behind.overlap = false;
   return linear_alone(behind, plain, a, m, epilogue, out);
@@ -297,8 +298,9 @@ Made<T> linear(Context<Device>& context, const Linear<T>& weights, const Edge<T>
 
 template <class Device, class T>
 Operand wished_by(const Linear<T>& next, T* memory) {
-  if (next.weight.dtype != DType::e4m3 || !next.input) return Operand::of(memory);
-  return {.data = memory, .dtype = DType::e4m3, .scale = next.input->scale, .per = next.input->per};
+  if (!next.input) return Operand::of(memory);
+  const Format& format = *next.weight.format->other;
+  return {.data = memory, .dtype = format.numbers, .scale = next.input, .per = granularity_of(format)};
 }
 
 template <>
@@ -308,13 +310,13 @@ int64_t gemm_rows(const Context<Cuda>&, int64_t rows) {
 
 template <class T>
 int64_t product_rows(const Context<Cuda>& context, const Linear<T>& linear, int64_t rows) {
-  return linear.weight.dtype == DType::q8_0 && rows <= kMostFewRows ? rows : gemm_rows(context, rows);
+  return linear.weight.format->block > 0 && rows <= kMostFewRows ? rows : gemm_rows(context, rows);
 }
 
 template <class T>
 size_t weight_scratch_bytes(const Context<Cuda>& context, const Linear<T>& linear, int64_t rows) {
   const Matrix& w = linear.weight;
-  if (w.dtype != DType::q8_0 || rows == 0 || has_kernel(gpu_of(context), product_of(linear, rows, {}))) return 0;
+  if (w.format->block <= 0 || rows == 0 || has_kernel(gpu_of(context), product_of(linear, rows, {}))) return 0;
   return static_cast<size_t>(w.n * w.k) * sizeof(half_t);
 }
 

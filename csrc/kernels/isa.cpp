@@ -108,8 +108,8 @@ const IsaKernels& isa_kernels() { return *level().kernels; }
 std::string_view cpu_isa() { return level().name; }
 
 template <>
-DType attention_operand<Cpu, float>(DType weight) {
-  const bool rounds = weight == DType::bf16 || weight == DType::int8;
+DType attention_operand<Cpu, float>(const Format& weight) {
+  const bool rounds = weight.other && weight.other->numbers != DType::fp32;  // the rows that it multiplies
   return rounds && isa_kernels().bf16 ? DType::bf16 : DType::fp32;
 }
 

@@ -34,7 +34,7 @@ struct PanelProduct {
 // in int8, packed by pack_int8. Sums are exact: k is at most kMostInt8Depth.
 struct Int8Product {
   int64_t m, n, k;
-  const uint8_t* a;  // [m] rows of k bytes: core/byte_rows.h; row 0 begins a cache line
+  const uint8_t* a;  // [m] rows of k bytes: core/format.h; row 0 begins a cache line
   const void* panels;
   const float *scales, *bias;  // [n], of the weight's rows; bias or nullptr
   Activation activation;
@@ -42,7 +42,6 @@ struct Int8Product {
   float* gated = nullptr;         // [m, n / 2], what a gate makes of the sums: Gate::pairs
   bfloat16_t* rounded = nullptr;  // [m, n]
 };
-inline constexpr int64_t kMostInt8Depth = (int64_t{1} << 31) / (255 * 128);
 
 // out [m, n] = act(a @ weight^T + bias), the weight in q8_0, packed by pack_q8_0 (gemm/cpu/q8_0_panels.h). Rows of `a`
 // are stored as Q8_1 first: int8 with a scale for each 32 neighbours (kernels/elementwise/q8_1_row.h). Sums of a block

@@ -163,7 +163,7 @@ void add_bias_gate(Context<Device>& context, const Operand& x, const T* bias, Ac
 // ---- quantise ----------------------------------------------------------------------------------------------
 
 // out = x / scale in e4m3, to nearest, ties to even: 448 of what is more, NaN of NaN. On the CPU also byte rows
-// (core/byte_rows.h), whose columns are first multiplied by out.smooth. For edges whose producer stores nothing but T.
+// (core/format.h), whose columns are first multiplied by out.smooth. For edges whose producer stores nothing but T.
 template <class Device, class T>
 void quantise(Context<Device>& context, const T* x, int64_t rows, int64_t cols,
               const Operand& out);  // [rows, cols]; apart from x
@@ -282,7 +282,7 @@ bool attention_of_new_tokens(Context<Cuda>& context, const Heads& heads, const H
 // that product rounds, to bf16 or 8 bits, and the CPU has instructions for it, and then attention's own products are of
 // bf16 too; else T.
 template <class Device, class T>
-DType attention_operand(DType weight);
+DType attention_operand(const Format& weight);
 template <class Device, class T>
 size_t attention_scratch_bytes(const Heads& heads, int64_t max_k, AttentionUse use);
 template <class Device>

@@ -114,7 +114,8 @@ Operand attend(Context<Device>& context, const Layer<T>& layer, const Batch& bat
   Sequences sequences = batch.of(run);
   const bool one_each = sequences.max_q == 1 && batch.shared_prefix == 0;
   if (queries != Queries::all) sequences.max_q = 1;
-  const Operand wished{b.qkv, fused && !batch.cache ? attention_operand<Device, T>(layer.qkv.weight.dtype) : kDType<T>};
+  const Operand wished{b.qkv,
+                       fused && !batch.cache ? attention_operand<Device, T>(*layer.qkv.weight.format) : kDType<T>};
   const HeadRules<T> rules{layer.q_norm, layer.k_norm, layer.rotation, batch.turns() + run.first_token};
   // The general path adds the bias itself, in its own order, unless it belongs to what heads become.
   const bool biased = fused || rules;

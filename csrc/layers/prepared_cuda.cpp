@@ -67,8 +67,8 @@ std::string refusal(const Context<Cuda>& context, const EncoderConfig& c, const 
       return "hidden and inter must be multiples of 8";
     for (const Linear<T>* linear : {&layer.qkv, &layer.out, &layer.up, &layer.down}) {
       const Matrix& weight = linear->weight;
-      if (weight.dtype != kDType<T> || weight.per != Granularity::none || linear->input)
-        return "a matrix is stored as " + std::string(to_string(weight.dtype)) + " or has scales";
+      if (weight.format != kFormat<T> || linear->input)
+        return "a matrix is stored as " + std::string(weight.format->name) + " or has scales";
       for (const void* pointer : {weight.data, static_cast<const void*>(linear->bias)})
         if (!weight.data || reinterpret_cast<uintptr_t>(pointer) % 16 != 0)
           return "a weight is missing or does not begin at 16 bytes";

@@ -33,9 +33,11 @@ NormConfig read_norm(Section& around, const char* key) {
   return norm;
 }
 
-std::optional<DType> read_type(Section& read, const char* key) {
-  return read.choice<std::optional<DType>>(
-      key, {{"model", {}}, {"e4m3", DType::e4m3}, {"int8", DType::int8}, {"q8_0", DType::q8_0}});
+const Format* read_type(Section& read, const char* key) {
+  std::vector<std::pair<std::string, const Format*>> choices{{"model", nullptr}};
+  for (const Format* format : all_formats())
+    if (format->in_checkpoints) choices.emplace_back(format->name, format);
+  return read.choice(key, choices);
 }
 
 Window read_window(Section& read) {
@@ -225,7 +227,7 @@ EncoderConfig EncoderConfig::parse(std::string_view json, std::string* whole) {
   c.padding_id = read.integer("padding_id", 0, kMostRows, 0);
   c.token_types = read.integer("token_types", 0, kMostRows, 0);
   c.embedding_scale = read.number("embedding_scale", 0, 1e6, 1);
-  c.word_type = read.choice<std::optional<DType>>("word_type", {{"model", {}}, {"int8", DType::int8}});
+  c.word_type = read.choice<const Format*>("word_type", {{"model", nullptr}, {"int8", &formats::int8}});
   if (std::optional<Section> positions = read.section("positions")) {
     c.positions = positions->choice<PositionKind>("kind", {{"absolute", PositionKind::absolute},
                                                            {"from_padding", PositionKind::from_padding},

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/communicator.h"
+#include "core/format.h"
 #include "core/types.h"
 #include "kernels/kernels.h"
 
@@ -38,7 +39,7 @@ struct AttentionConfig {
   std::optional<Rotary> rotary;
   std::optional<NormConfig> qk_norm;  // over each head of queries and of keys
   bool qkv_bias = true, out_bias = true;
-  std::optional<DType> qkv_type = {}, out_type = {};  // of the matrices as stored, with scales; without: the model's
+  const Format *qkv_type = nullptr, *out_type = nullptr;  // of the matrices as stored; nullptr: the model's type
 };
 
 struct FeedForwardConfig {
@@ -46,7 +47,7 @@ struct FeedForwardConfig {
   Activation activation = Activation::gelu_erf;
   bool gated = false;  // activation(gate) * up; the rows of both alternate in the matrix up, gate first
   bool up_bias = true, down_bias = true;
-  std::optional<DType> up_type = {}, down_type = {};  // as those of attention
+  const Format *up_type = nullptr, *down_type = nullptr;  // as those of attention
 
   int64_t up_rows() const { return gated ? 2 * inter : inter; }
 };
@@ -82,8 +83,8 @@ struct EncoderConfig {
   int64_t max_positions = 0;  // rows of the position table, or of one that there is not: the longest sequence
   int64_t token_types = 0;    // 0: the model has no token type embedding
   int64_t padding_id = 0;
-  std::optional<DType> word_type = {};  // of the word table as stored, with scales of rows; without: the model's
-  double embedding_scale = 1;           // of rows of the word table, rounded to the stream's type (Gemma: sqrt(hidden))
+  const Format* word_type = nullptr;  // of the word table as stored; nullptr: the model's type
+  double embedding_scale = 1;         // of rows of the word table, rounded to the stream's type (Gemma: sqrt(hidden))
   int64_t relative_span = 0;   // of the table of relative biases: the same from this - 1 on; 0: the model has none
   int64_t relative_heads = 0;  // rows of that table
   PositionKind positions = PositionKind::absolute;

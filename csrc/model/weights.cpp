@@ -16,19 +16,19 @@ void walk_norm(const std::string& name, const NormConfig& config, int64_t cols, 
   if (config.bias) visit({name + ".bias", {cols}});
 }
 
-// A quantized matrix has a scale for each row or block; and one for the rows that it multiplies, where they are E4M3,
-// or for byte rows what their columns are multiplied by.
+// Whether the other operand has one scale, known before the call.
+bool has_one_input_scale(const Format& matrix) { return matrix.other->block == kWholeMatrix; }
+
 template <class Visit>
-void walk_linear(const std::string& name, int64_t n, int64_t k, bool bias, std::optional<DType> type,
-                 const Visit& visit) {
+void walk_linear(const std::string& name, int64_t n, int64_t k, bool bias, const Format* type, const Visit& visit) {
   const WeightSpec matrix{name + ".weight", {n, k}, true, type};
   visit(matrix);
-  if (type == DType::q8_0) {
-    visit({scales_of(matrix).matrix, {n, k / kQ8Block}, false, DType::fp16});
-  } else if (type) {
+  if (type) {
     const WeightScales scales = scales_of(matrix);
-    visit({scales.matrix, {n}, false, DType::fp32});
-    visit({scales.input, {type == DType::int8 ? k : 1}, false, DType::fp32});
+    const bool blocks = type->block > 0;
+    visit(
+        {scales.matrix, blocks ? std::vector{n, k / type->block} : std::vector{n}, false, &plain_format(type->scales)});
+    if (type->other) visit({scales.input, {has_one_input_scale(*type) ? 1 : k}, false, &formats::fp32});
   }
   if (bias) visit({name + ".bias", {n}});
 }
@@ -55,7 +55,7 @@ void walk_layer(const EncoderConfig& c, const LayerConfig& l, const Visit& visit
 template <class Visit>
 void walk_embeddings(const EncoderConfig& c, const Visit& visit) {
   visit({"embeddings.word", {c.vocab, c.embedding}, false, c.word_type});
-  if (c.word_type) visit({kWordScales, {c.vocab}, false, DType::fp32});
+  if (c.word_type) visit({kWordScales, {c.vocab}, false, &formats::fp32});
   if (c.positions != PositionKind::none) visit({"embeddings.position", {c.max_positions, c.embedding}});
   if (c.token_types > 0) visit({"embeddings.token_type", {c.token_types, c.embedding}});
   walk_norm("embeddings.norm", c.embedding_norm, c.embedding, visit);
@@ -85,16 +85,8 @@ std::string layer_prefix(const LayerConfig& layer) { return "layers." + std::to_
 WeightScales scales_of(const WeightSpec& matrix) {
   const std::string& name = matrix.name;
   const std::string input = name.substr(0, name.size() - std::string_view("weight").size()) + "input.";
-  return {name + ".scale", input + (matrix.type == DType::int8 ? "smooth" : "scale")};
-}
-
-Granularity granularity_of(DType type) { return type == DType::q8_0 ? Granularity::block : Granularity::row; }
-
-std::optional<InputScale> input_of(DType type, const void* tensor) {
-  const auto* const numbers = static_cast<const float*>(tensor);
-  if (type == DType::q8_0) return std::nullopt;
-  if (type == DType::int8) return InputScale{.per = Granularity::beside, .smooth = numbers};
-  return InputScale{.scale = numbers, .per = Granularity::tensor};
+  if (!matrix.type->other) return {name + ".scale", ""};
+  return {name + ".scale", input + (has_one_input_scale(*matrix.type) ? "scale" : "smooth")};
 }
 
 std::vector<WeightSpec> weight_specs(const EncoderConfig& config) {
@@ -132,14 +124,9 @@ Weights<T> bind_weights(const EncoderConfig& config, const WeightSource& source)
   };
   const auto linear = [&](const std::string& name, const Shard& shard = {}) {
     Linear<T> made{.weight = matrix(name + ".weight"), .bias = data(name + ".bias"), .input = {}, .shard = shard};
-    const WeightScales names = scales_of({name + ".weight", {}, true, made.weight.dtype});
-    if (made.weight.dtype == DType::q8_0) {
-      made.weight.per = granularity_of(DType::q8_0);
-    } else if (const void* scales = matrix(names.matrix).data) {
-      made.weight.scale = static_cast<const float*>(scales);
-      made.weight.per = Granularity::row;
-      made.input = input_of(made.weight.dtype, matrix(names.input).data);
-    }
+    const WeightScales names = scales_of({name + ".weight", {}, true, made.weight.format});
+    made.weight.scale = matrix(names.matrix).data;
+    made.input = static_cast<const float*>(matrix(names.input).data);
     return made;
   };
   const auto norms = [&](const std::string& block, NormPlace place, const NormConfig& of_block,
@@ -150,9 +137,9 @@ Weights<T> bind_weights(const EncoderConfig& config, const WeightSource& source)
   Weights<T> w;
   w.word = Operand::of(data("embeddings.word"));
   if (config.word_type) {
-    w.word.dtype = *config.word_type;
+    w.word.dtype = config.word_type->numbers;
     w.word.scale = static_cast<const float*>(matrix(kWordScales).data);
-    w.word.per = Granularity::row;
+    w.word.per = granularity_of(*config.word_type);
   }
   w.position = data("embeddings.position");
   w.token_type = data("embeddings.token_type");

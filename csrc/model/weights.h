@@ -15,19 +15,17 @@ struct WeightSpec {
   std::string name;
   std::vector<int64_t> shape;
   bool matrix = false;  // the [n, k] operand of a product (may be repacked); everything else is read by kernels
-  std::optional<DType> type = {};  // as stored, of quantized matrices and of scales; else the model says
+  const Format* type = nullptr;  // as stored, of quantized matrices and of scales; nullptr: the model says
   bool operator==(const WeightSpec&) const = default;
 };
 
-// The names of what goes with a matrix that has a type of its own: scales of its rows [n], and how the rows that it
-// multiplies are stored: the scale of E4M3 [1], or what the columns of byte rows are multiplied by [k]. In q8_0 the
-// scales are those of blocks, fp16 [n, k / 32], and there is no input.
+// The tensors beside a matrix that has a type of its own. matrix: its scales, of rows [n] or of blocks [n, k / block].
+// input: how the rows that it multiplies are stored, by Format::other; one scale [1], or what their columns are
+// multiplied by before they become byte rows [k]; "" where they stay as they are.
 struct WeightScales {
   std::string matrix, input;
 };
 WeightScales scales_of(const WeightSpec& matrix);
-Granularity granularity_of(DType type);  // of those scales
-std::optional<InputScale> input_of(DType type, const void* tensor);
 
 // Every tensor that a model of this config has, in forward order.
 std::vector<WeightSpec> weight_specs(const EncoderConfig& config);

@@ -12,7 +12,7 @@ import torch
 from ftbert.checkpoint.config import CheckpointConfig
 from ftbert.checkpoint.encoder_config import EncoderConfig
 from ftbert.checkpoint.tensors import TensorSource, check_shapes
-from ftbert.dtypes import STORED_DTYPES
+from ftbert.formats import numbers_of
 
 # Makes one of our tensors from the source's, in float32.
 Make = Callable[[EncoderConfig, list[torch.Tensor]], torch.Tensor]
@@ -89,7 +89,7 @@ class Checkpoint:
 
     def stored_items(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Each in the type in which it is stored: quantized matrices and their scales, and all else."""
-        kept = {spec.name: STORED_DTYPES.get(spec.stored) for spec in self.config.encoder.weight_specs()}
+        kept = {spec.name: numbers_of(spec.stored) for spec in self.config.encoder.weight_specs()}
         for ours in self.tensors:
             yield ours, self.read(ours, kept.get(ours) or self.stored_dtype)
 

@@ -33,7 +33,7 @@ _NOTE = "ftbert.load(folder) reads this; ftbert.load(folder).reference().save_pr
 def activations() -> dict[str, str]:
     """Every spelling of an activation that the core knows, transformers' among them, and the core's own name of it."""
     load_library()
-    return dict(torch.ops.ftbert.activations())
+    return dict(torch.ops.ftbert.table("activations"))
 
 
 @dataclass(frozen=True)

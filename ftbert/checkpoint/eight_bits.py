@@ -8,23 +8,14 @@ from collections.abc import Iterable
 
 from ftbert.checkpoint.config import CheckpointConfig
 from ftbert.checkpoint.encoder_config import WeightSpec
+from ftbert.formats import formats
 
-_E4M3_MULTIPLE = 16  # of rows and columns of a matrix whose products run in E4M3
-_INT8_COLUMNS = 16  # that such a matrix has at least
-_Q8_0_ROWS, _Q8_0_COLUMNS = 8, 64  # of which a matrix in q8_0 has multiples
 _LEFT = "left as it was when the model was quantized"
 
 
 def fits_8_bits(word: str, shape: list[int]) -> str:
-    """Why no product multiplies by such a matrix in e4m3, int8 or q8_0, or ""."""
-    rows, columns = shape
-    if word == "e4m3" and (rows % _E4M3_MULTIPLE or columns % _E4M3_MULTIPLE):
-        return f"{rows} rows and {columns} columns are not both multiples of {_E4M3_MULTIPLE}"
-    if word == "int8" and columns < _INT8_COLUMNS:
-        return f"{columns} columns are fewer than {_INT8_COLUMNS}"
-    if word == "q8_0" and (rows % _Q8_0_ROWS or columns % _Q8_0_COLUMNS):
-        return f"{rows} rows and {columns} columns are not multiples of {_Q8_0_ROWS} and {_Q8_0_COLUMNS}"
-    return ""
+    """Why no product multiplies by such a matrix in this format, or ""."""
+    return formats()[word].why_not(shape) if word else ""
 
 
 def told_products(config: CheckpointConfig) -> dict[str, str]:

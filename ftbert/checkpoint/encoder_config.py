@@ -21,7 +21,7 @@ _MOST_RUNS = 1 << 16  # layers; the core says how many it runs
 
 class WeightSpec(NamedTuple):
     """A tensor of an encoder. matrix: the operand [n, k] of a product; everything else is read by kernels. stored: the
-    word of STORED_DTYPES in which it has to be, of what is quantized and its scales; "" where any does."""
+    format in which it has to be, of what is quantized and its scales; "" where any does."""
 
     name: str
     shape: list[int]

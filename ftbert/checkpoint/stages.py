@@ -6,10 +6,8 @@ import itertools
 import math
 from dataclasses import replace
 
-import torch
-
 from ftbert.checkpoint.encoder_config import EncoderConfig, StageConfig
-from ftbert.dtypes import STORED_DTYPES
+from ftbert.formats import formats
 
 
 def stages_of(whole: EncoderConfig, count: int) -> list[EncoderConfig]:
@@ -40,8 +38,8 @@ def _bytes_of_layers(whole: EncoderConfig) -> list[int]:
     for spec in whole.weight_specs():
         block, index, *_ = spec.name.split(".")
         if block == "layers":
-            size = STORED_DTYPES.get(spec.stored, torch.float16).itemsize
-            by_set[int(index)] = by_set.get(int(index), 0) + size * math.prod(spec.shape)
+            matrix = formats()[spec.stored or "fp16"]
+            by_set[int(index)] = by_set.get(int(index), 0) + matrix.bits * math.prod(spec.shape) // 8
     return [by_set[layer.weights_of] for layer in whole.layers]
 
 

@@ -91,11 +91,11 @@ def _add_against(parser: argparse.ArgumentParser) -> None:
 
 
 def _convert(options: argparse.Namespace) -> int:
-    from ftbert.dtypes import Q8_0, parse_dtype
+    from ftbert.dtypes import parse_dtype
 
     dtype = None if options.dtype is None else parse_dtype(options.dtype)
     how = {"force": options.force, "revision": options.revision}
-    if dtype == Q8_0:
+    if isinstance(dtype, str):  # q8_0
         from ftbert.quantization import convert_to_q8_0
 
         convert_to_q8_0(options.source, options.target, **how)

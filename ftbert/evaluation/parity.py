@@ -20,7 +20,7 @@ from ftbert.evaluation.errors import (
     layer_errors,
 )
 from ftbert.evaluation.gates import GATES, Gate, cosines_allowed, within
-from ftbert.evaluation.reference_model import base_of, in_dtype, pad_id, reference_of
+from ftbert.evaluation.reference_model import base_of, in_dtype, pad_id, peer_dtype, reference_of
 from ftbert.evaluation.sample_texts import SAMPLE_TEXTS
 from ftbert.evaluation.sequences import sequences_of
 from ftbert.evaluation.text_parity import (
@@ -135,7 +135,7 @@ def check(
     whole = reference_of(model, against).to(model.device)
     reference, gate = base_of(whole), GATES[model.dtype]
     runs = {kind: _batches(sequences, kind, pad_id(reference), model.device) for kind in MASK_KINDS}
-    peer = None if gate.error_ratio is None else in_dtype(reference, model.dtype)
+    peer = None if gate.error_ratio is None else in_dtype(reference, peer_dtype(model))
     masks = tuple(_compare(model, reference, peer, kind, batches, gate) for kind, batches in runs.items())
     spoken = None
     if model.folder is not None:

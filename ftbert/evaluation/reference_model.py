@@ -66,8 +66,10 @@ def base_of(reference: Any) -> Any:
 
 def peer_dtype(model: Model) -> torch.dtype:
     """In which transformers computes beside `model`: of 8-bit models what is not in 8 bits."""
-    found: torch.dtype = model.dtype
-    return found if found in DTYPES.values() else DTYPES[model.encoder.dtype()]
+    found = model.dtype
+    if isinstance(found, str) or found not in DTYPES.values():
+        return DTYPES[model.encoder.dtype()]
+    return found
 
 
 def in_dtype(reference: Any, dtype: torch.dtype) -> Any:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from ftbert.checkpoint import Checkpoint, EncoderConfig
 from ftbert.devices import stream_dtype
-from ftbert.dtypes import EIGHT_BITS, STORED_DTYPES
+from ftbert.dtypes import EIGHT_BITS, Dtype
+from ftbert.formats import formats
 from ftbert.live_check import has_hooks, hooks_of
 from ftbert.quantization import live_in_8_bits
 from ftbert.tuning import gemm_table
@@ -59,7 +60,7 @@ def build_encoder(
     module: nn.Module,
     checkpoint: Checkpoint,
     device: torch.device,
-    dtype: torch.dtype,
+    dtype: Dtype,
     attention: str,
     tokenizer: Any = None,
 ) -> tuple[Any, EncoderConfig]:
@@ -70,12 +71,12 @@ def build_encoder(
     when device or dtype differ. tokenizer: for fp8 and int8, see live_in_8_bits.
     """
     theirs, weights = module.state_dict(), {}
-    if dtype in EIGHT_BITS.values():
+    if isinstance(dtype, str) or dtype in EIGHT_BITS.values():
         with live_in_8_bits(checkpoint, dtype, device, module, tokenizer) as stored:
             config = replace(stored.config.encoder, pooler=False)
             for spec in config.weight_specs():
                 if spec.stored:
-                    weights[spec.name] = stored.read(spec.name, STORED_DTYPES[spec.stored]).to(device)
+                    weights[spec.name] = stored.read(spec.name, formats()[spec.stored].numbers).to(device)
         dtype = stream_dtype(device, dtype, checkpoint.stored_dtype, checkpoint.config.encoder.embedding_scale)
     else:
         config = replace(checkpoint.config.encoder, pooler=False)

@@ -18,7 +18,7 @@ from ftbert._library import load_library
 from ftbert.checkpoint import EncoderConfig
 from ftbert.converters import open_checkpoint
 from ftbert.devices import check_device, check_dtype
-from ftbert.dtypes import parse_dtype
+from ftbert.dtypes import Dtype, parse_dtype
 from ftbert.forked import note_fork
 from ftbert.live_check import Differs, check_equal, in_both_types, sample_ids, tolerance, warn_of_rounding
 from ftbert.optimization.call_arguments import (
@@ -43,7 +43,7 @@ _UNTRACEABLE = (
 class Settings:
     """dtype: as of `ftbert.load`; None follows the model (fp32 on the CPU)."""
 
-    dtype: torch.dtype | None
+    dtype: Dtype | None
     attention: str
 
 
@@ -244,7 +244,7 @@ def _build(module: Any, settings: Settings, tokenizer: Any) -> _Built:
     return _Built(encoder, config, watch, device, own, type(theirs), gaps)
 
 
-def compute_dtype(asked: torch.dtype | None, own: torch.dtype, device: torch.device) -> torch.dtype:
+def compute_dtype(asked: Dtype | None, own: torch.dtype, device: torch.device) -> Dtype:
     """What the encoder computes in; ValueError for what ftbert does not compute in there."""
     if device.type != "cpu":
         wanted = parse_dtype(own if asked is None else asked)

@@ -19,7 +19,7 @@ import torch
 from ftbert.caller import warn_caller
 from ftbert.checkpoint import Checkpoint, transformer_folder
 from ftbert.converters import model_files, open_checkpoint, write_folder
-from ftbert.dtypes import Q8_0, users_word
+from ftbert.dtypes import Q8_0, Dtype, users_word
 from ftbert.quantization.contents import digest_of
 from ftbert.quantization.q8_0 import in_q8_0
 from ftbert.quantization.quantize import calibration_texts, quantize
@@ -32,7 +32,7 @@ FORMAT = 2  # counts up where `quantize` makes other numbers of the same model a
 
 @contextmanager
 def in_8_bits(
-    checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, verify: bool = True
+    checkpoint: Checkpoint, dtype: Dtype, device: torch.device, verify: bool = True
 ) -> Iterator[Checkpoint]:
     """`checkpoint` as `quantize` writes it in `dtype` with the package's texts, on `device`; to be read inside the
     context.
@@ -75,7 +75,7 @@ def in_8_bits(
 
 @contextmanager
 def live_in_8_bits(
-    checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, module: torch.nn.Module, tokenizer: Any = None
+    checkpoint: Checkpoint, dtype: Dtype, device: torch.device, module: torch.nn.Module, tokenizer: Any = None
 ) -> Iterator[Checkpoint]:
     """The same of a live model, which `checkpoint` was opened from; nothing is kept. tokenizer: transformers' own, None
     for that of the folder or the hub's snapshot that the module's config names. ValueError where there is none."""
@@ -97,7 +97,7 @@ def live_in_8_bits(
 _FILES = (".onnx", ".gguf")  # models that are one file
 
 
-def cached_at(checkpoint: Checkpoint, dtype: torch.dtype) -> Path | None:
+def cached_at(checkpoint: Checkpoint, dtype: Dtype) -> Path | None:
     """The folder that `in_8_bits` keeps; None where the cache is switched off. Its name changes with all that the
     numbers come from: the bytes of the source's files, the texts, ftbert. OSError where one cannot be read."""
     folder = cache_folder()
@@ -146,7 +146,7 @@ def _complete(target: Path, verify: bool) -> Checkpoint | None:
         return None
 
 
-def _kept(checkpoint: Checkpoint, target: Path, dtype: torch.dtype, device: torch.device) -> Checkpoint:
+def _kept(checkpoint: Checkpoint, target: Path, dtype: Dtype, device: torch.device) -> Checkpoint:
     """Made at `target`, where no other user may write whatever the umask says. ValueError where the source's files have
     changed meanwhile: then nothing is kept."""
     made = _made(_source(checkpoint), target, dtype, device)
@@ -158,17 +158,17 @@ def _kept(checkpoint: Checkpoint, target: Path, dtype: torch.dtype, device: torc
     return made
 
 
-def _made(source: Path, target: Path, dtype: torch.dtype, device: torch.device) -> Checkpoint:
+def _made(source: Path, target: Path, dtype: Dtype, device: torch.device) -> Checkpoint:
     quantize(source, target, dtype=dtype, device=str(device), force=True)
     return open_checkpoint(target)
 
 
-def _warn(where: str, dtype: torch.dtype, kept: str) -> None:
+def _warn(where: str, dtype: Dtype, kept: str) -> None:
     made = f"made {users_word(dtype)} by calibration on {len(calibration_texts())} texts, which takes seconds"
     warn_caller(f"{where}: {made}; {kept}")
 
 
-def _home_of(module: torch.nn.Module, dtype: torch.dtype) -> Path:
+def _home_of(module: torch.nn.Module, dtype: Dtype) -> Path:
     """Where the tokenizer lies of the folder or hub id that transformers loaded the module from; nothing is fetched."""
     config = getattr(module, "config", None)
     name = str(getattr(config, "name_or_path", "") or "")

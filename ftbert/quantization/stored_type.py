@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ftbert.dtypes import STORED_DTYPES, users_word
+from ftbert.dtypes import NUMBERS, users_word
 from ftbert.quantization.observe import Observed
 
 
@@ -75,7 +75,7 @@ class StoredType:
 
     @property
     def dtype(self) -> torch.dtype:
-        return STORED_DTYPES[self.word]
+        return NUMBERS[self.word]
 
     @property
     def name(self) -> str:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import torch
-
-from ftbert.dtypes import parse_dtype
+from ftbert.dtypes import Dtype, parse_dtype
 from ftbert.quantization.e4m3 import E4M3
 from ftbert.quantization.int8 import INT8
 from ftbert.quantization.stored_type import StoredType
 
-STORED_TYPES = {one.dtype: one for one in (E4M3, INT8)}
+STORED_TYPES: dict[Dtype, StoredType] = {one.dtype: one for one in (E4M3, INT8)}
 
 
-def stored_type(dtype: str | torch.dtype) -> StoredType:
+def stored_type(dtype: Dtype) -> StoredType:
     """By a user's word or torch's; ValueError for one that is not of 8 bits."""
     found = STORED_TYPES.get(parse_dtype(dtype))
     if found is None:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ftbert.checkpoint import activations
-from ftbert.dtypes import STORED_DTYPES
+from ftbert.formats import formats
 
 WGMMA_TILE = "wgmma_tile"  # the kernel whose products can do without a LayerNorm kernel between them
 WITH_LAYERNORM = "wgmma_layernorm"  # the kernel that contains the LayerNorm behind it
@@ -132,7 +132,7 @@ class Row:
                 tuple(_microseconds(us) for us in values["us"]),
                 tuple(_microseconds(us) for us in values["default_us"]),
             )
-            unknown = {*product.types} - {*STORED_DTYPES}
+            unknown = {*product.types} - {*formats()}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(f"a row cannot be read ({type(error).__name__}: {error})") from None
         if unknown or product.activation not in activations().values():

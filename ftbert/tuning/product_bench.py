@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from ftbert.dtypes import DTYPES, STORED_DTYPES
+from ftbert.dtypes import DTYPES
+from ftbert.formats import formats
 from ftbert.tuning.gemm_rows import Own, Product
 from ftbert.tuning.gemm_table import described, tuner_module
 
@@ -48,7 +49,7 @@ class Bench:
         computed = {*DTYPES} | ({"e4m3"} if product.types[:2] == ("e4m3", "e4m3") else set())
         if unknown := [type for type in product.types if type not in computed]:
             raise RuntimeError(f"{product}: nothing computes {', '.join(unknown)} yet, so there is nothing to time")
-        index, (of_a, of_b, of_c) = self.device.index, (STORED_DTYPES[type] for type in product.types)
+        index, (of_a, of_b, of_c) = self.device.index, (formats()[type].numbers for type in product.types)
         self._workspace = _operand("workspace", module.workspace_bytes(index), torch.uint8, self.device)
         size = of_b.itemsize
         # Products in a timed graph: 250 us of them. Where a product is long, its own operands sweep the L2 cache.

@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "core/byte_rows.h"
 #include "core/check.h"
 #include "core/crowding.h"
+#include "core/format.h"
 #include "encoder.h"
 #include "gemm/gemm.h"
 #include "kernels/isa.h"
@@ -475,10 +475,10 @@ void unread_matrices_are_errors() {
     }
     expect(said.find(words) != std::string::npos, "expected '" + words + "', got '" + said + "'");
   };
-  refused([](Linear<float>& l) { l.weight.dtype = DType::int8; }, "stored as int8");
-  refused([](Linear<float>& l) { l.weight.dtype = DType::e4m3; }, "stored as e4m3");
-  refused([&](Linear<float>& l) { l.weight.scale = &scale, l.weight.per = Granularity::tensor; }, "scales of a matrix");
-  refused([&](Linear<float>& l) { l.input = InputScale{&scale, Granularity::tensor}; }, "scales of a matrix");
+  refused([](Linear<float>& l) { l.weight.format = &formats::int8; }, "stored as int8");
+  refused([](Linear<float>& l) { l.weight.format = &formats::e4m3; }, "stored as e4m3");
+  refused([&](Linear<float>& l) { l.weight.scale = &scale; }, "scales of a matrix");
+  refused([&](Linear<float>& l) { l.input = &scale; }, "scales of a matrix");
 }
 
 // First rows go through the last layer together, empty ones too: buffers must have room for them.
@@ -549,6 +549,33 @@ void a_cache_has_rows_that_a_gpu_reads() {
     said = error.what();
   }
   expect(said.find("bytes, no multiple of 16") != std::string::npos, "a cache said '" + said + "'");
+}
+
+// Each row of the table: its name, the bytes of a matrix, sizes that products read, and what the other operand becomes.
+void formats_are_rows_of_a_table() {
+  constexpr int64_t n = 48, k = 192;
+  const std::map<std::string_view, int64_t> bytes = {
+      {"fp32", n * k * 4},    {"fp16", n * k * 2}, {"bf16", n * k * 2},    {"e4m3", n * k},
+      {"e4m3_tensor", n * k}, {"int8", n * k},     {"byte_rows", n * 256}, {"q8_0", n * k + n * k / 32 * 2}};
+  const std::map<std::string_view, std::string_view> others = {{"e4m3", "e4m3_tensor"}, {"int8", "byte_rows"}};
+  const std::map<std::string_view, std::string> sizes = {
+      {"e4m3", "multiples of 16"}, {"e4m3_tensor", "multiples of 16"}, {"q8_0", "multiples of 8 and 64"}};
+  expect(all_formats().size() == bytes.size(), "another number of formats");
+  for (const Format* format : all_formats()) {
+    const std::string name(format->name);
+    expect(&parse_format(name) == format, name + " is found by its name");
+    expect(format->bytes(n, k) == bytes.at(name), name + " takes " + std::to_string(format->bytes(n, k)) + " bytes");
+    if (const auto other = others.find(name); other != others.end())
+      expect(format->other && format->other->name == other->second, name + ": what the other operand becomes");
+    else
+      expect(!format->other || format->other == format, name + ": the other operand stays");
+    expect(format->other_size(n, k).empty(), name + " has products of [48, 192]");
+    const auto size = sizes.find(name);
+    expect(format->other_size(n + 1, k) == (size == sizes.end() ? "" : size->second), name + ": sizes");
+    if (format->block == kNoScales) expect(&plain_format(parse_dtype(name)) == format, name + " is plain");
+  }
+  expect(formats::int8.other_size(1, 15) == "16 to 65793 columns", "int8: columns");
+  expect(formats::byte_rows.bytes(3, 57) == 3 * byte_row_bytes(57), "byte rows");
 }
 
 // "1" where cores are busy, behind each of the spans of 1/16 s in which a team's threads wait for a core for so large a
@@ -683,6 +710,7 @@ int main() {
       {"unread matrices are errors", unread_matrices_are_errors},
       {"a cache has rows that a GPU reads", a_cache_has_rows_that_a_gpu_reads},
       {"crowding is seen", crowding_is_seen},
+      {"formats are rows of a table", formats_are_rows_of_a_table},
       {"panel product matches", panel_product_matches},
       {"int8 product matches", int8_product_matches},
   };

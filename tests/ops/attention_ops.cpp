@@ -62,7 +62,7 @@ Tensor attend(const Tensor& qkv, const Tensor& cu, int64_t max_seqlen, int64_t h
     const Tensor scratch =
         at::empty({static_cast<int64_t>(attention_scratch_bytes<Device, T>(h, max_seqlen, AttentionUse::together))},
                   qkv.options().dtype(at::kByte));
-    const DType read = attention_operand<Device, T>(bf16 ? DType::bf16 : kDType<T>);
+    const DType read = attention_operand<Device, T>(bf16 ? formats::bf16 : *kFormat<T>);
     const Tensor given = read == kDType<T> ? qkv : qkv.to(at::kBFloat16);
     const Operand rows{const_cast<void*>(given.const_data_ptr()), read};
     Sequences sequences = Sequences::of_tokens(data<int32_t>(cu), batch, max_seqlen, qkv.size(0));

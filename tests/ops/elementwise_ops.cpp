@@ -30,7 +30,7 @@ Tensor quantise_op(const Tensor& x, const Tensor& scale) {
   return out;
 }
 
-// x [rows, cols], smooth [cols] -> byte rows (core/byte_rows.h) of x * smooth.
+// x [rows, cols], smooth [cols] -> byte rows (core/format.h) of x * smooth.
 Tensor byte_rows_op(const Tensor& x, const OptionalTensor& smooth) {
   elements("x", x, 2);
   const Tensor out = at::empty({x.size(0), byte_row_bytes(x.size(1))}, x.options().dtype(at::kByte));

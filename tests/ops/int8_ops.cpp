@@ -2,14 +2,14 @@
 #include <ATen/ops/empty.h>
 
 #include "binding/define_op.h"
-#include "core/byte_rows.h"
+#include "core/format.h"
 #include "kernels/isa.h"
 #include "test_checks.h"
 
 namespace ftbert::binding {
 namespace {
 
-// rows uint8 [m, byte_row_bytes(k)]: core/byte_rows.h; weight int8 [n, k], packed here -> float [m, n], or with a gate
+// rows uint8 [m, byte_row_bytes(k)]: core/format.h; weight int8 [n, k], packed here -> float [m, n], or with a gate
 // [m, n / 2]
 Tensor int8_product_op(const Tensor& rows, const Tensor& weight, const Tensor& scales, const OptionalTensor& bias,
                        const std::string& activation, bool gated) {

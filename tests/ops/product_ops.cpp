@@ -35,7 +35,7 @@ Tensor linear_op(const Tensor& a, const Tensor& weight, const OptionalTensor& bi
     if constexpr (std::is_same_v<Device, Cuda>) context.overlap = false;  // the weights may have been written just now
     const Tensor packed = a.is_cpu() ? pack_weight(weight) : Tensor();
     const Linear<T> w{
-        {.data = data<T>(weight), .dtype = kDType<T>, .packed = packed.defined() ? &packed : nullptr, .n = n, .k = k},
+        {.data = data<T>(weight), .format = kFormat<T>, .packed = packed.defined() ? &packed : nullptr, .n = n, .k = k},
         data<T>(bias)};
     const Operand made = linear(context, w, {Operand::of(data<T>(a))}, m,
                                 {.activation = epilogue.activation, .gate = epilogue.gate}, Operand::of(data<T>(out)))
@@ -85,7 +85,7 @@ Tensor linear_own(const Tensor& a, const Tensor& weight, const OptionalTensor& b
 Tensor linear_e4m3(const Tensor& a, const Tensor& a_scale, const Tensor& weight, const Tensor& weight_scale,
                    const OptionalTensor& bias, at::ScalarType dtype, const std::string& activation, bool gated,
                    const OptionalTensor& out_scale, const std::string& kernel, const std::string& variant) {
-  const Granularity per = e4m3_operands(a, a_scale, weight, weight_scale, bias, dtype);
+  const Format& stored = e4m3_operands(a, a_scale, weight, weight_scale, bias, dtype);
   const int64_t m = a.size(0), n = weight.size(0), k = weight.size(1);
   if (out_scale) scales("out_scale", *out_scale, a, 1);
   const Epilogue epilogue{
@@ -94,14 +94,10 @@ Tensor linear_e4m3(const Tensor& a, const Tensor& a_scale, const Tensor& weight,
   Tensor out;
   run(a.device(), dtype_of(dtype), [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
     Context<Device>& context = call.for_products();
-    const Linear<T> w{{.data = weight.const_data_ptr(),
-                       .dtype = DType::e4m3,
-                       .n = n,
-                       .k = k,
-                       .scale = data<float>(weight_scale),
-                       .per = per},
-                      data<T>(bias),
-                      InputScale{data<float>(a_scale), Granularity::tensor}};
+    const Linear<T> w{
+        {.data = weight.const_data_ptr(), .format = &stored, .n = n, .k = k, .scale = data<float>(weight_scale)},
+        data<T>(bias),
+        data<float>(a_scale)};
     check_product_exists(context, w);
     if constexpr (std::is_same_v<Device, Cuda>) {
       context.overlap = false;
@@ -123,7 +119,7 @@ Tensor linear_e4m3(const Tensor& a, const Tensor& a_scale, const Tensor& weight,
                  .bias = w.bias,
                  .c = to.data,
                  .a_scale = from.scale,
-                 .b_scale = w.weight.scale,
+                 .b_scale = w.weight.template scales<float>(),
                  .c_scale = to.scale,
                  .stream = kDType<T>});
       }
@@ -165,7 +161,7 @@ std::tuple<Tensor, Tensor, Tensor> linear_norm_e4m3(const Tensor& a, const Tenso
                                                     const std::string& kind, double offset, const std::string& rounding,
                                                     bool keep_sum, const OptionalTensor& copy_scale,
                                                     const OptionalTensor& said, int64_t turn) {
-  const Granularity per = e4m3_operands(a, a_scale, weight, weight_scale, bias, input.scalar_type());
+  const Format& stored = e4m3_operands(a, a_scale, weight, weight_scale, bias, input.scalar_type());
   const int64_t m = a.size(0), n = weight.size(0), moments = exchanged_moment_count(m);
   elements("input", input, 2);
   FTBERT_CHECK(
@@ -203,7 +199,7 @@ std::tuple<Tensor, Tensor, Tensor> linear_norm_e4m3(const Tensor& a, const Tenso
                                      .after = keep_sum ? After::norm_beside : After::norm,
                                      .norm = norm.kind},
                         .a_scales = Granularity::tensor,
-                        .b_scales = per};
+                        .b_scales = granularity_of(stored)};
   run_own(call.context, own, product,
           {.a = a.const_data_ptr(),
            .b = weight.const_data_ptr(),

@@ -5,7 +5,7 @@
 #include "binding/define_op.h"
 #include "binding/q8_0.h"
 #include "core/device.h"
-#include "core/q8_0.h"
+#include "core/format.h"
 #include "gemm/gemm.h"
 #include "kernels/elementwise/quantise_q8_1.h"
 #include "test_checks.h"
@@ -51,7 +51,7 @@ Tensor mul_mat_vec_q8_0(const Tensor& x, const Tensor& values, const Tensor& sca
   const Tensor out = memory.narrow(0, 0, m * cols).view({m, cols});
   run(x, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
     const Tensor packed = pack_q8_0(values, scales);
-    Linear<T> w{{.dtype = DType::q8_0, .n = n, .k = k, .per = Granularity::block}, data<T>(bias), {}};
+    Linear<T> w{{.format = &formats::q8_0, .n = n, .k = k}, data<T>(bias)};
     if constexpr (std::is_same_v<Device, Cpu>)
       w.weight.packed = &packed;
     else

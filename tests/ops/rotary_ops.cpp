@@ -99,9 +99,9 @@ Tensor linear_turned_op(const Tensor& a, const Tensor& weight, const OptionalTen
                         std::optional<at::ScalarType> dtype) {
   FTBERT_CHECK(a_scale.has_value() == weight_scale.has_value() && a_scale.has_value() == dtype.has_value(),
                "a_scale, weight_scale, dtype: expected all of them or none");
-  Granularity per = Granularity::none;
+  const Format* stored = nullptr;  // weight, in E4M3
   if (a_scale)
-    per = e4m3_operands(a, *a_scale, weight, *weight_scale, bias, *dtype);
+    stored = &e4m3_operands(a, *a_scale, weight, *weight_scale, bias, *dtype);
   else
     operands(a, weight, bias);
   const OwnChoice own = find_own(kernel, variant);
@@ -122,7 +122,7 @@ Tensor linear_turned_op(const Tensor& a, const Tensor& weight, const OptionalTen
                             .c = type,
                             .epilogue = {.bias = bias.has_value(), .heads = head_columns(h, words.rules<T>())},
                             .a_scales = a_scale ? Granularity::tensor : Granularity::none,
-                            .b_scales = per};
+                            .b_scales = stored ? granularity_of(*stored) : Granularity::none};
       FTBERT_CHECK(product.epilogue.heads, "no product norms and turns heads by these rules");
       const ProductData at{.a = data<void>(a),
                            .b = data<void>(weight),

@@ -74,16 +74,16 @@ void q8_0_operands(const Tensor& a, const Tensor& weight, const Tensor& scales, 
   same("bias", bias, a, {weight.size(0)});
 }
 
-Granularity scales(const char* name, const Tensor& t, const Tensor& like, int64_t rows) {
+const Format& scales(const char* name, const Tensor& t, const Tensor& like, int64_t rows) {
   FTBERT_CHECK(t.dim() == 1 && (t.size(0) == 1 || t.size(0) == rows) && t.scalar_type() == at::kFloat &&
                    t.device() == like.device() && t.is_contiguous() && has_data(t),
                name, ": expected contiguous Float [1]", rows > 1 ? " or " + shape_text({rows}) : "", " on ",
                like.device().str(), ", got ", describe(t));
-  return t.size(0) == 1 ? Granularity::tensor : Granularity::row;
+  return t.size(0) == 1 ? formats::e4m3_tensor : formats::e4m3;
 }
 
-Granularity e4m3_operands(const Tensor& a, const Tensor& a_scale, const Tensor& weight, const Tensor& weight_scale,
-                          const OptionalTensor& bias, at::ScalarType dtype) {
+const Format& e4m3_operands(const Tensor& a, const Tensor& a_scale, const Tensor& weight, const Tensor& weight_scale,
+                            const OptionalTensor& bias, at::ScalarType dtype) {
   rank("a", a, 2);
   rank("weight", weight, 2);
   const int64_t n = weight.size(0);

@@ -25,10 +25,10 @@ void operands(const Tensor& a, const Tensor& weight, const OptionalTensor& bias)
 void q8_0_operands(const Tensor& a, const Tensor& weight, const Tensor& scales, const OptionalTensor& bias);
 
 // One scale, or one for each row. -> which of them
-Granularity scales(const char* name, const Tensor& t, const Tensor& like, int64_t rows);
+const Format& scales(const char* name, const Tensor& t, const Tensor& like, int64_t rows);
 // The same of matrices in E4M3 with their scales, a bias in dtype. -> how many scales the weight has
-Granularity e4m3_operands(const Tensor& a, const Tensor& a_scale, const Tensor& weight, const Tensor& weight_scale,
-                          const OptionalTensor& bias, at::ScalarType dtype);
+const Format& e4m3_operands(const Tensor& a, const Tensor& a_scale, const Tensor& weight, const Tensor& weight_scale,
+                            const OptionalTensor& bias, at::ScalarType dtype);
 
 // qkv [tokens, (heads + 2*kv_heads) * head_size]; kv_heads 0: as many as heads. scale: 1 / sqrt(head_size) without one.
 Heads heads_of(const Tensor& qkv, int64_t heads, int64_t kv_heads, std::optional<double> scale = std::nullopt);

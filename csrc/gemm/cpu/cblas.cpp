@@ -48,7 +48,8 @@ class CblasProducts : public CpuProducts {
   Operand linear(const Linear<float>& linear, const Operand& a, int64_t m, Epilogue epilogue, const Operand& out,
                  bool) override {
     const Matrix& w = linear.weight;
-    FTBERT_CHECK(w.data != nullptr && w.dtype == DType::fp32, "this build needs fp32 weights in their plain layout");
+    FTBERT_CHECK(w.data != nullptr && w.format == &formats::fp32,
+                 "this build needs fp32 weights in their plain layout");
     const bool gated = epilogue.gate == Gate::pairs;
     const float* const bias = epilogue.bias ? linear.bias : nullptr;
     auto* const c = static_cast<float*>(out.data);

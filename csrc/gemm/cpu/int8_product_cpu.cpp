@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/byte_rows.h"
+#include "core/format.h"
 #include "device/amx.h"
 #include "device/parallel_cpu.h"
 #include "device/simd_math.h"

@@ -4,7 +4,7 @@
 #pragma once
 #include <cstdint>
 
-#include "core/q8_0.h"
+#include "core/format.h"
 
 namespace ftbert {
 

@@ -1,5 +1,5 @@
 // A weight in Q8_0 -> row-major in 16 bits, for products of more rows than few_rows has.
-#include "core/q8_0.h"
+#include "core/format.h"
 #include "device/launch.cuh"
 #include "device/vector.cuh"
 #include "gemm/hopper/few_rows.h"
@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// A warp has a step of a tile (core/q8_0.h): [8, 64] of out.
+// A warp has a step of a tile (core/format.h): [8, 64] of out.
 template <class E>
 __global__ void __launch_bounds__(kThreads)
     dequantise_q8_0_kernel(const int8_t* tiles, const __half* scales, int64_t steps_in_all, int steps, E* out) {

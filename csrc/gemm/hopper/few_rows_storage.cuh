@@ -1,7 +1,7 @@
 // Products of few rows: what their kernels are given, how b is stored, and how a is laid out beside it.
 #pragma once
+#include "core/format.h"
 #include "core/norm.h"
-#include "core/q8_0.h"
 #include "device/activation.cuh"
 #include "device/mma.cuh"
 #include "device/tma.cuh"
@@ -87,7 +87,7 @@ struct PlainRows {
   }
 };
 
-// b in Q8_0, as core/q8_0.h lays it out; rows of a become Q8_1: int8, and behind them for 32 columns each a float.
+// b in Q8_0, as core/format.h lays it out; rows of a become Q8_1: int8, and behind them for 32 columns each a float.
 template <class E>
 struct Q8Tiles {
   static constexpr int kStepsOfWarp = 4, kChunkSteps = kFewRowsWarps * kStepsOfWarp;

@@ -1,4 +1,5 @@
-// wgmma_q8_0: c [m, n] = epilogue(a [m, k] @ b [n, k]^T) on Hopper for a weight b in Q8_0, as core/q8_0.h lays it out.
+// wgmma_q8_0: c [m, n] = epilogue(a [m, k] @ b [n, k]^T) on Hopper for a weight b in Q8_0, as core/format.h lays it
+// out.
 //
 // The numbers come from memory as they are, and become 16-bit ones, rounded as dequantise_q8_0 rounds them, in the
 // registers of the warps that multiply: a register operand of a warpgroup has 64 rows, so that these are b's, and a's
@@ -7,7 +8,7 @@
 #pragma once
 #include <type_traits>
 
-#include "core/q8_0.h"
+#include "core/format.h"
 #include "device/activation.cuh"
 #include "device/launch.cuh"
 #include "device/mma.cuh"
@@ -127,7 +128,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   if constexpr (Shape::kGivesRegisters) more_registers<232>();
   const int group = kGroups == 1 ? 0 : warp / 4, g = lane / 4, t = lane % 4, eights = group * 8 + warp % 4 * 2;
   const TwoNumbers<E> two(t % 2 != 0);
-  // Of a row's 16 columns a lane has 2 t and 2 t + 1, and those 8 further on: in core/q8_0.h's lanes t / 2 and
+  // Of a row's 16 columns a lane has 2 t and 2 t + 1, and those 8 further on: in core/format.h's lanes t / 2 and
   // 2 + t / 2 of the row.
   const char* const own_numbers = numbers + eights * kQ8Numbers + (g * 4 + t / 2) * 16;
   const char* const own_scales = scales + eights * kQ8Scales + g * 2;

@@ -226,7 +226,7 @@ Operand attention(Context<Device>& context, const Heads& heads, const QueriesKey
 }
 
 template <class Device, class T>
-DType attention_operand(DType) {
+DType attention_operand(const Format&) {
   return kDType<T>;
 }
 
@@ -254,7 +254,7 @@ std::string_view attention_kernel_name(const Context<Cuda>& context, const Heads
   template std::span<const AttentionKernel<T>> attention_kernels<T>();                                                \
   template Operand attention(Context<Cuda>&, const Heads&, const QueriesKeysValues&, const Sequences&,                \
                              const ScorePolicy<T>&, const AttentionScratch&, const Operand&);                         \
-  template DType attention_operand<Cuda, T>(DType);                                                                   \
+  template DType attention_operand<Cuda, T>(const Format&);                                                           \
   template std::string why_no_fused_attention<Cuda, T>(const Context<Cuda>&, const Heads&, ScoreMembers);             \
   template std::string_view attention_kernel_name(const Context<Cuda>&, const Heads&, const ScorePolicy<T>&, int64_t, \
                                                   int64_t, AttentionUse);

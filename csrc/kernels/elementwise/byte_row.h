@@ -1,4 +1,4 @@
-// One row of floats as a byte row (core/byte_rows.h), shared by the kernels that store such.
+// One row of floats as a byte row (core/format.h), shared by the kernels that store such.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -6,7 +6,7 @@
 #include <cstring>
 #include <limits>
 
-#include "core/byte_rows.h"
+#include "core/format.h"
 
 namespace ftbert::FTBERT_ISA {
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "core/q8_0.h"
+#include "core/format.h"
 
 namespace ftbert::FTBERT_ISA {
 

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "core/dispatch.h"
-#include "core/q8_0.h"
+#include "core/format.h"
 #include "device/launch.cuh"
 #include "device/vector.cuh"
 #include "kernels/elementwise/quantise_q8_1.h"

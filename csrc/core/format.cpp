@@ -1,0 +1,105 @@
+#include "core/format.h"
+
+#include "core/check.h"
+
+namespace ftbert {
+namespace formats {
+
+constexpr int kAnyGpu = 0, kAmpere = 80, kHopper = 90;
+
+const Format fp32{.name = "fp32", .other = &fp32, .cpu = true, .first_gpu = kAnyGpu};
+const Format fp16{.name = "fp16", .numbers = DType::fp16, .bits = 16, .other = &fp16, .first_gpu = kAnyGpu};
+const Format bf16{
+    .name = "bf16", .numbers = DType::bf16, .bits = 16, .other = &bf16, .cpu = true, .first_gpu = kAnyGpu};
+const Format e4m3{.name = "e4m3",
+                  .numbers = DType::e4m3,
+                  .bits = 8,
+                  .block = kWholeRow,
+                  .in_checkpoints = true,
+                  .other = &e4m3_tensor,
+                  .rows_of = 16,
+                  .columns_of = 16,
+                  .first_gpu = kHopper,
+                  .last_gpu = kHopper};
+const Format e4m3_tensor{.name = "e4m3_tensor",
+                         .numbers = DType::e4m3,
+                         .bits = 8,
+                         .block = kWholeMatrix,
+                         .other = &e4m3_tensor,
+                         .rows_of = 16,
+                         .columns_of = 16,
+                         .first_gpu = kHopper,
+                         .last_gpu = kHopper};
+const Format int8{.name = "int8",
+                  .numbers = DType::int8,
+                  .bits = 8,
+                  .block = kWholeRow,
+                  .in_checkpoints = true,
+                  .other = &byte_rows,
+                  .least_columns = 16,  // a byte row takes the place of as many floats
+                  .most_columns = kMostInt8Depth,
+                  .cpu = true};
+const Format byte_rows{
+    .name = "byte_rows", .numbers = DType::uint8, .bits = 8, .block = kWholeRow, .minima = true, .inside = true};
+const Format q8_0{.name = "q8_0",
+                  .numbers = DType::int8,
+                  .bits = 8,
+                  .block = kQ8Block,
+                  .scales = DType::fp16,
+                  .inside = true,
+                  .in_checkpoints = true,
+                  .rows_of = kQ8TileRows,
+                  .columns_of = kQ8TileDepth,
+                  .cpu = true,
+                  .first_gpu = kAmpere};
+
+}  // namespace formats
+
+int64_t Format::bytes(int64_t rows, int64_t columns) const {
+  constexpr int64_t kLine = 64;  // where the scale of a whole row lies inside, rows are whole cache lines
+  const int64_t numbers = columns * bits / 8, scale = (minima ? 2 : 1) * bytes_of(scales);
+  if (!inside) return rows * numbers;
+  if (block > 0) return rows * (numbers + columns / block * scale);
+  return rows * ((numbers + scale + kLine - 1) / kLine * kLine);
+}
+
+std::string Format::other_size(int64_t rows, int64_t columns) const {
+  if (rows % rows_of != 0 || columns % columns_of != 0)
+    return "multiples of " + std::to_string(rows_of) +
+           (columns_of == rows_of ? "" : " and " + std::to_string(columns_of));
+  if (columns >= least_columns && columns <= most_columns) return "";
+  return std::to_string(least_columns) + " to " + std::to_string(most_columns) + " columns";
+}
+
+std::span<const Format* const> all_formats() {
+  using namespace formats;
+  static constexpr const Format* kAll[] = {&fp32, &fp16, &bf16, &e4m3, &e4m3_tensor, &int8, &byte_rows, &q8_0};
+  return kAll;
+}
+
+const Format& parse_format(std::string_view name) {
+  std::string known;
+  for (const Format* format : all_formats()) {
+    if (format->name == name) return *format;
+    known += (known.empty() ? "" : ", ") + std::string(format->name);
+  }
+  fail("unknown dtype '", name, "'; supported: ", known);
+}
+
+DType parse_dtype(std::string_view name) {
+  std::string known;
+  for (const Format* format : all_formats()) {
+    if (format->block != kNoScales) continue;
+    if (format->name == name) return format->numbers;
+    known += (known.empty() ? "" : ", ") + std::string(format->name);
+  }
+  fail("unknown dtype '", name, "'; supported: ", known);
+}
+
+const Format& plain_format(DType dtype) {
+  for (const Format* format : all_formats())
+    if (format->numbers == dtype && format->block == kNoScales) return *format;
+  fail(to_string(dtype), " is no format without scales");
+}
+
+}  // namespace ftbert
