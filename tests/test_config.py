@@ -146,7 +146,7 @@ def test_the_core_says_what_is_absent() -> None:
     assert torch.ops.ftbert.read_config(whole) == (whole, specs)
     read = json.loads(whole)
     attention = {
-        "heads": 2, "head_size": 4, "kv_heads": 2, "scale": 0.5, "soft_cap": 0, "causal": False, "relative_bias": False,
+        "heads": 2, "head_size": 4, "kv_heads": 2, "scale": 0.5, "causal": False, "relative_bias": False,
         "qkv_bias": True, "out_bias": True, "qkv_type": "model", "out_type": "model",
     }  # fmt: skip
     norm = {"eps": 1e-12, "kind": "layer", "bias": True, "offset": 0, "rounding": "once"}

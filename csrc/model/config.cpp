@@ -91,7 +91,7 @@ AttentionConfig read_attention(Section& read) {
   heads.kv = read.integer("kv_heads", 1, 1 << 16, heads.count);
   heads.size = read.integer("head_size", 1, 1 << 16);
   heads.scale = static_cast<float>(read.number("scale", 0, 1e6, 1.0f / std::sqrt(static_cast<float>(heads.size))));
-  c.soft_cap = static_cast<float>(read.number("soft_cap", 0, 1e6, 0));
+  c.soft_cap = static_cast<float>(read.number_or_none("soft_cap", 0, 1e6).value_or(0));
   c.window = read_window(read);
   c.relative_bias = read.boolean("relative_bias", false);
   if (std::optional<Section> rotary = read.section("rotary")) c.rotary = read_rotary(*rotary, heads.size);

@@ -70,15 +70,18 @@ double Section::number(std::string_view key, double above, double high, std::opt
     require(otherwise.has_value(), key, "missing");
     return kept(key, otherwise.value_or(high));
   }
-  return kept(key, number_of(key, *found, above, high, otherwise));
+  return kept(key, number_of(key, *found, above, high));
 }
 
-double Section::number_of(std::string_view key, const Json& found, double above, double high,
-                          std::optional<double> also) {
+std::optional<double> Section::number_or_none(std::string_view key, double above, double high) {
+  return find(key) ? std::optional<double>(number(key, above, high)) : std::nullopt;
+}
+
+double Section::number_of(std::string_view key, const Json& found, double above, double high) {
   const int64_t* integer = found.as<int64_t>();
   const double* real = found.as<double>();
   const double value = integer ? static_cast<double>(*integer) : real ? *real : above;
-  if ((integer || real) && ((above < value && value <= high) || value == also)) return value;
+  if ((integer || real) && above < value && value <= high) return value;
   expected(key, "a number in (" + text_of(above) + ", " + text_of(high) + "]", found);
   return high;
 }

@@ -41,10 +41,10 @@ class Section {
   const Json::Object& values() const { return values_; }
   void keep(std::string_view key, Json value);  // as one of them, in the place of one that is there
 
-  // `otherwise` where the key is absent; without one that is a complaint. After a complaint, some possible value. A
-  // number is in (above, high] or what stands for an absent one.
+  // `otherwise` where the key is absent; without one that is a complaint. After a complaint, some possible value.
   int64_t integer(std::string_view key, int64_t low, int64_t high, std::optional<int64_t> otherwise = {});
   double number(std::string_view key, double above, double high, std::optional<double> otherwise = {});
+  std::optional<double> number_or_none(std::string_view key, double above, double high);
   bool boolean(std::string_view key, bool otherwise);
   std::string text(std::string_view key, std::optional<std::string> otherwise = {});
   template <class T>
@@ -71,7 +71,7 @@ class Section {
   const Json* find(std::string_view key);
   std::string path_of(std::string_view key) const;  // where it was found
   void expected(std::string_view key, const std::string& what, const Json& got);
-  double number_of(std::string_view key, const Json& found, double above, double high, std::optional<double> also = {});
+  double number_of(std::string_view key, const Json& found, double above, double high);
   template <class T>
   T kept(std::string_view key, T value) {
     keep(key, {value});

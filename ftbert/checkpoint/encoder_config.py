@@ -57,15 +57,15 @@ class RotaryConfig:
 @dataclass(frozen=True)
 class AttentionConfig:
     """kv_heads: of keys and values. scale: of a score. soft_cap: a scaled score s becomes soft_cap * tanh(s /
-    soft_cap); 0: it stays. window: how many keys a query sees to its left and right, None for all. relative_bias: the
-    model's table is added to the scores. qk_norm: over each head of queries and keys. qkv_type, out_type: of the
-    matrices as stored, "e4m3", "int8" or "q8_0", with scales, or that of the "model"."""
+    soft_cap), where it is not None. window: how many keys a query sees to its left and right, None for all.
+    relative_bias: the model's table is added to the scores. qk_norm: over each head of queries and keys. qkv_type,
+    out_type: of the matrices as stored, "e4m3", "int8" or "q8_0", with scales, or that of the "model"."""
 
     heads: int
     head_size: int
     kv_heads: int
     scale: float
-    soft_cap: float
+    soft_cap: float | None
     window: tuple[int | None, int | None] | None
     causal: bool
     relative_bias: bool

@@ -50,7 +50,7 @@ def worth_sharing(model: PackedModel, batch: Batch, shared: int) -> bool:
     saved, least = (len(batch.rows) - 1) * shared, LEAST[model.device.type]
     if saved <= 0 or saved < max(least.tokens, least.part * len(batch.ids)) or batch.types is not None:
         return False
-    causal = all(one.attention.causal and one.attention.soft_cap == 0 for one in model.config.layers)
+    causal = all(one.attention.causal and one.attention.soft_cap is None for one in model.config.layers)
     return causal and dict(model.encoder.info())["attention"] == "fused"
 
 
