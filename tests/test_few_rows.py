@@ -147,7 +147,7 @@ def test_any_number_of_rows_by_a_weight_in_q8_0(m: int, n: int, k: int, gated: b
     exact = weight.exact if few else weight.exact.to(dtype).double()
     sums = (as_q8_1(a.cpu().double()) if few else a.cpu().double()) @ exact.T + bias.cpu().double()
     expected = silu(sums[:, ::2]) * sums[:, 1::2] if gated else sums
-    got = ops.mul_mat_vec_q8_0(a, weight.stored, weight.scales, bias, "silu" if gated else "none", gated)
+    got = ops.product(a, weight.stored, bias, "silu" if gated else "none", gated, weight.scales)
     assert_near(got, expected, dtype)
 
 
@@ -239,5 +239,5 @@ def test_a_row_that_is_not_finite_stays_so_and_alone() -> None:
     weight = Weight(64, 64, True, torch.float16)
     rows = torch.ones(3, 64, dtype=torch.float16, device="cuda")
     rows[1, 5] = float("nan")
-    got = ops.mul_mat_vec_q8_0(rows, weight.stored, weight.scales)
+    got = ops.product(rows, weight.stored, scales=weight.scales)
     assert got[1].isnan().all() and got[[0, 2]].isfinite().all()

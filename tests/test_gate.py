@@ -51,9 +51,9 @@ def test_gated_linear(place: Place, m: int, n: int, k: int, activation: str) -> 
     bias = random(n, place=place, seed=2)
     for b in (bias, None):
         expected = reference.gate(a.double() @ weight.double().T + (0 if b is None else b.double()), activation)
-        got = ops.linear(a, weight, b, activation, True)
+        got = ops.product(a, weight, b, activation, True)
         assert_close(got, expected, atol=max(2e-5, 8 * place.eps), rtol=4 * place.eps)
-        assert torch.equal(got, ops.linear(a, weight, b, activation, True))
+        assert torch.equal(got, ops.product(a, weight, b, activation, True))
 
 
 @pytest.mark.parametrize("matrices", ["of the stream", "bf16"])

@@ -24,13 +24,14 @@ import multiprocessing, os, sys, torch, transformers.modeling_outputs
 def one(name):
     os.environ["FTBERT_MAX_CPU_ISA"] = name
     import ftbert
-    from ftbert._library import build_info
+    from ftbert._library import build_info, library_path
+    torch.ops.load_library(str(library_path().with_name("libftbert_test.so")))
     ids = torch.arange(5, 95).view(3, 30)
     mask = (torch.arange(30) < torch.tensor([[30], [17], [1]])).long()
     vectors = ftbert.load(sys.argv[1])(ids, mask).last_hidden_state
     random = torch.Generator().manual_seed(0)
     x, values = torch.randn(11, 192, generator=random), torch.randint(-128, 128, (40, 192), generator=random).to(torch.int8)
-    blocks = torch.ops.ftbert.mul_mat_vec_q8_0(x, values, torch.rand(40, 6, generator=random).half(), None, "none")
+    blocks = torch.ops.ftbert.product(x, values, scales=torch.rand(40, 6, generator=random).half())
     torch.save((build_info()["cpu_isa"], vectors, blocks), os.path.join(sys.argv[1], name))
 
 for name in sys.argv[2:]:

@@ -321,7 +321,7 @@ def test_linear(place: Place, m: int, n: int, k: int, activation: str) -> None:
     for b in (bias, None):
         expected = reference.activation(a.double() @ weight.double().T + (0 if b is None else b.double()), activation)
         # 16-bit GEMMs whose activation is a separate pass round twice.
-        assert_close(ops.linear(a, weight, b, activation), expected, atol=max(1e-5, 4 * place.eps), rtol=2 * place.eps)
+        assert_close(ops.product(a, weight, b, activation), expected, atol=max(1e-5, 4 * place.eps), rtol=2 * place.eps)
 
 
 def sixteen_bit(place: Place) -> None:

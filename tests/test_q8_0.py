@@ -118,6 +118,12 @@ def rows(m: int, k: int, whole: bool = False) -> Tensor:
     return x
 
 
+def multiply(
+    x: Tensor, values: Tensor, scales: Tensor, bias: Tensor | None, activation: str, gated: bool = False
+) -> Tensor:
+    return ops.product(x, values, bias, activation, gated, scales)
+
+
 def exact(x: Tensor, values: Tensor, scales: Tensor) -> Tensor:
     """float64 [m, n] of what is stored of both."""
     numbers, of_rows = q8_1(x)
@@ -130,14 +136,14 @@ def test_sums_are_exact(n: int, k: int) -> None:
     values, scales = weights(n, k, whole=True)
     for m in (*range(1, 20), 70, 300):
         x = rows(m, k, whole=True)
-        assert torch.equal(ops.mul_mat_vec_q8_0(x, values, scales, None, "none").double(), exact(x, values, scales)), m
+        assert torch.equal(multiply(x, values, scales, None, "none").double(), exact(x, values, scales)), m
 
 
 @pytest.mark.parametrize("weight", [-128, -127, 127])
 @pytest.mark.parametrize("x", [-127.0, 127.0])
 def test_the_largest_sums_do_not_overflow(x: float, weight: int) -> None:
     values, scales = torch.full((40, 256), weight, dtype=torch.int8), torch.ones(40, 8).half()
-    got = ops.mul_mat_vec_q8_0(torch.full((3, 256), x), values, scales, None, "none")
+    got = multiply(torch.full((3, 256), x), values, scales, None, "none")
     assert torch.equal(got, torch.full((3, 40), 256 * x * weight))
 
 
@@ -153,7 +159,7 @@ def test_what_follows_the_sums(place: Place, m: int, n: int, k: int, activation:
         sums = exact(x.float(), values, scales) + (0 if bias is None else bias.double())
         expected = reference.gate(sums, activation) if gated else reference.activation(sums, activation)
         there = [None if one is None else one.to(place.device) for one in (x, values, scales, bias)]
-        got = ops.mul_mat_vec_q8_0(*there, activation, gated).double().cpu()
+        got = multiply(*there, activation, gated).double().cpu()
         if place.device == "cpu":
             assert_close(got, expected, atol=3e-6, rtol=3e-6)
         else:
@@ -162,9 +168,9 @@ def test_what_follows_the_sums(place: Place, m: int, n: int, k: int, activation:
 
 def test_a_row_is_the_same_in_any_batch() -> None:
     x, (values, scales) = rows(300, 576), weights(136, 576)
-    whole = ops.mul_mat_vec_q8_0(x, values, scales, None, "none")
+    whole = multiply(x, values, scales, None, "none")
     for first, last in ((0, 1), (5, 7), (9, 12), (100, 105), (30, 47), (290, 300)):
-        part = ops.mul_mat_vec_q8_0(x[first:last].contiguous(), values, scales, None, "none")
+        part = multiply(x[first:last].contiguous(), values, scales, None, "none")
         assert torch.equal(part, whole[first:last])
 
 
@@ -174,7 +180,7 @@ def test_threads_change_nothing(m: int, n: int, k: int) -> None:
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            made.append(ops.mul_mat_vec_q8_0(x, values, scales, None, "gelu"))
+            made.append(multiply(x, values, scales, None, "gelu"))
     finally:
         torch.set_num_threads(before)
     assert torch.equal(made[0], made[1]) and torch.equal(made[0], made[2])
@@ -182,34 +188,34 @@ def test_threads_change_nothing(m: int, n: int, k: int) -> None:
 
 def test_a_row_that_is_no_number_stays_alone() -> None:
     x, (values, scales) = rows(11, 128), weights(40, 128)
-    before = ops.mul_mat_vec_q8_0(x, values, scales, None, "none")
+    before = multiply(x, values, scales, None, "none")
     x[3, 100] = math.inf
-    after = ops.mul_mat_vec_q8_0(x, values, scales, None, "none")
+    after = multiply(x, values, scales, None, "none")
     assert after[3].isnan().all()
     assert torch.equal(after[[*range(3), *range(4, 11)]], before[[*range(3), *range(4, 11)]])
 
 
 def test_no_rows() -> None:
-    assert ops.mul_mat_vec_q8_0(torch.zeros(0, 64), *weights(8, 64), None, "none").shape == (0, 8)
+    assert multiply(torch.zeros(0, 64), *weights(8, 64), None, "none").shape == (0, 8)
 
 
 @pytest.mark.parametrize("place,value,words", [
-    (0, torch.zeros(2, 32), r"x: expected \[m, 64\] on cpu, got Float \[2, 32\]"),
-    (1, torch.zeros(8, 64), r"values: expected int8 \[n, k\], k a multiple of 32, got Float"),
-    (2, torch.ones(8, 2), r"scales: expected float16 \[n, k / 32\] beside values .*, got Float"),
+    (0, torch.zeros(2, 32), r"weight: expected int8 \[n, 32\] on cpu, got Char \[8, 64\]"),
+    (1, torch.zeros(8, 64), r"weight: expected int8 \[n, k\], k a multiple of 32, got Float"),
+    (2, torch.ones(8, 2), r"scales: expected float16 \[n, k / 32\] beside .*, got Float"),
     (2, torch.ones(8, 4).half(), r"scales: expected float16"),
     (3, torch.zeros(7), r"bias: expected contiguous Float \[8\]"),
     (4, "mish", "unknown activation 'mish'"),
 ])  # fmt: skip
 def test_what_is_wrong_is_named(place: int, value: Any, words: str) -> None:
     arguments: list[Any] = [torch.zeros(2, 64), *weights(8, 64), None, "none"]
-    assert ops.mul_mat_vec_q8_0(*arguments).shape == (2, 8)
+    assert multiply(*arguments).shape == (2, 8)
     arguments[place] = value
     with pytest.raises(RuntimeError, match=words):
-        ops.mul_mat_vec_q8_0(*arguments)
+        multiply(*arguments)
 
 
 @pytest.mark.parametrize("n,k", [(7, 64), (8, 96)])
 def test_other_sizes_are_refused(n: int, k: int) -> None:
     with pytest.raises(RuntimeError, match=rf"rows in multiples of 8 and columns of 64, got \[{n}, {k}\]"):
-        ops.mul_mat_vec_q8_0(torch.zeros(1, k), *weights(n, k), None, "none")
+        multiply(torch.zeros(1, k), *weights(n, k), None, "none")

@@ -177,15 +177,11 @@ std::optional<Sentence<T>> with_norm_or_heads(const Linear<T>& weights, const Ed
   return made;
 }
 
-PlanKey with_neighbours(PlanKey key, bool in_step, bool cached) {
-  key.in_step = in_step, key.cached = cached;
-  return key;
-}
-
 // Runs a sentence where one kernel of ours does all of it.
 template <class T>
 bool run_whole(const Context<Cuda>& context, Sentence<T>& all) {
-  const PlanKey key = with_neighbours(key_of(context, all.product, all.data), all.in_step, all.cached);
+  PlanKey key = key_of(context, all.product, all.data);
+  key.in_step = all.in_step, key.cached = all.cached;
   const OwnChoice own = context.plans->get(key, all.data.bias).own;
   if (!own) return false;
   all.product.m = all.rows;

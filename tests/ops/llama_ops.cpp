@@ -1,5 +1,5 @@
 // torch.ops.ftbert.rms_norm, rope, silu_mul: kernels by the names that llama.cpp has for their work, beside
-// quantize_q8_1, dequantize_q8_0 and mul_mat_vec_q8_0 (q8_0_ops.cpp).
+// quantize_q8_1, dequantize_q8_0 (q8_0_ops.cpp) and product (product_ops.cpp).
 #include <ATen/ops/empty.h>
 
 #include "binding/define_op.h"

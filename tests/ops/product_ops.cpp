@@ -6,8 +6,7 @@
 #include "binding/q8_0.h"
 #include "gemm/gpu/own.h"
 #include "gemm/hopper/wgmma_norm.h"
-#include "norm_words.h"
-#include "test_checks.h"
+#include "head_words.h"
 
 namespace ftbert::binding {
 namespace {
@@ -19,30 +18,108 @@ Gate gate_of(bool gated, const Tensor& weight) {
   return gated ? Gate::pairs : Gate::none;
 }
 
-// -> [m, n], or with a gate [m, n / 2]
-Tensor linear_op(const Tensor& a, const Tensor& weight, const OptionalTensor& bias, const std::string& activation,
-                 bool gated) {
-  operands(a, weight, bias);
+// What stands around a product beside its activation.
+struct Around {
+  OptionalTensor before, residual, after;  // gammas [k] and [n]; [m, n]
+  NormWords first, last;
+  bool beside;
+  Heads heads;
+  std::optional<HeadWords> words;
+};
+
+// One product by `linear`, and by kernels what it leaves; `apart`: `linear` is asked for the product alone. out has
+// room for what a gate reads, said for exchanged moments.
+template <class Device, class T>
+void run_product(Context<Device>& context, const Linear<T>& w, const Tensor& a, Activation activation, Gate gate,
+                 const Around& around, bool apart, const Tensor& out, const Tensor& sum, const Tensor& normed,
+                 const Tensor& said) {
+  const int64_t m = a.size(0), n = w.weight.n, k = w.weight.k;
+  const Norm<T> before = around.first.of<T>(around.before, {}), after = around.last.of<T>(around.after, {});
+  Ending<T> wish{.activation = activation, .gate = gate};
+  const auto in_step = [&](const Epilogue& epilogue, Before norm) {
+    Product product = product_of(w, m, epilogue);
+    product.before = norm;
+    return !apart && is_one_kernel(context, w, product);
+  };
+  Edge<T> from{Operand::of(data<T>(a))};
+  Tensor rows;
+  if (before && !sum.defined() && in_step({.bias = true, .activation = activation, .gate = gate}, Before::norm_rows)) {
+    from.pending = before, wish.deferral.by = NormedBy::reader;
+  } else if (before) {
+    rows = at::empty_like(a);
+    add_bias_input_layernorm<Device, T>(context, data<T>(a), nullptr, nullptr, before, m, k, {.normed = data<T>(rows)});
+    from.rows = Operand::of(data<T>(rows));
+  }
+  ExchangedMoments moments{static_cast<uint64_t*>(said.mutable_data_ptr()), said.numel()};
+  Residual<T> residual{.rows = m, .norm = after, .exchanged = &moments};
+  if (sum.defined()) {
+    residual.stream = {Operand::of(data<T>(sum))};
+    (around.beside ? residual.to.sum : residual.to.normed) = data<T>(sum);
+    if (around.beside) residual.to.copy = Operand::of(data<T>(normed));
+    if (!after && in_step({.bias = true, .residual = true}, Before::nothing)) wish.deferral.by = NormedBy::reader;
+    wish.bias = false;
+    if (!apart) wish.residual = &residual;
+  }
+  HeadsWish<T> heads{around.heads, {}};
+  if (around.words) heads.rules = around.words->rules<T>();
+  if (around.words && !apart) wish.heads = &heads;
+  const Made<T> made = linear(context, w, from, m, wish, Operand::of(data<T>(out)));
+  const Operand& at = made.rows.rows;
+  if (sum.defined() && !made.added)
+    add_bias_input_layernorm<Device, T>(context, at.as<T>(), w.bias, data<T>(sum), after, m, n, residual.to);
+  if (sum.defined()) return;
+  if (at.data != data<T>(out)) copy_on_device(context, at.as<T>(), data<T>(out), out.nbytes());
+  if (around.words && !made.heads) rotary<Device, T>(context, around.heads, heads.rules, m, Operand::of(data<T>(out)));
+}
+
+// norm(a) @ weight^T + bias, activated or gated; or its heads as `rotary` leaves them; or added to a residual, and the
+// sum normed. before [k], after [n]: gammas. With scales weight is int8, and both stand for a matrix in q8_0.
+// -> [m, n], with a gate [m, n / 2], `beside` [2, m, n], the sum and its norm
+Tensor product_op(const Tensor& a, const Tensor& weight, const OptionalTensor& bias, const std::string& activation,
+                  bool gated, const OptionalTensor& scales, const OptionalTensor& before,
+                  const OptionalTensor& residual, const OptionalTensor& after, bool beside, const std::string& kind,
+                  double eps, double offset, const std::string& rounding, int64_t heads, int64_t kv_heads,
+                  const OptionalTensor& positions, const OptionalTensor& table, bool apart) {
+  if (scales)
+    q8_0_operands(a, weight, *scales, bias);
+  else
+    operands(a, weight, bias);
   const int64_t m = a.size(0), n = weight.size(0), k = weight.size(1);
-  const Epilogue epilogue{
-      .bias = bias.has_value(), .activation = parse_activation(activation), .gate = gate_of(gated, weight)};
-  const int64_t cols = epilogue.columns(n);
-  // Behind the result of a gate there is room for what it reads.
-  Tensor memory = at::empty({m * (gated ? cols + n : n)}, a.options());
-  Tensor out = memory.narrow(0, 0, m * cols).view({m, cols});
+  same("before", before, a, {k});
+  same("residual", residual, a, {m, n});
+  same("after", after, a, {n});
+  const Activation act = parse_activation(activation);
+  const Gate gate = gate_of(gated, weight);
+  FTBERT_CHECK(!residual || (act == Activation::none && !gated && heads == 0),
+               "residual: expected no activation, gate or heads beside it");
+  FTBERT_CHECK((!after || residual) && (!beside || after), "after, beside: expected with a residual, and with `after`");
+  const int64_t cols = gated ? n / 2 : n;
+  const Tensor memory = at::empty({m * (gated ? cols + n : n)}, a.options());
+  const Tensor out = memory.narrow(0, 0, m * cols).view({m, cols});
+  const Tensor both = residual ? at::empty({2, m, n}, a.options()) : Tensor();
+  const Tensor sum = residual ? both.select(0, 0) : Tensor(), normed = residual ? both.select(0, 1) : Tensor();
+  if (residual) sum.copy_(*residual);
+  const Tensor said = at::empty({exchanged_moment_count(m)}, a.options().dtype(at::kLong));
+  Around around{
+      before, residual, after, {before, {}, eps, kind, offset, rounding}, {after, {}, eps, kind, offset, rounding},
+      beside, {},       {}};
+  const OptionalTensor none;
+  if (heads > 0) {
+    around.heads = heads_of(out, heads, kv_heads);
+    around.words.emplace(out, out, around.heads, positions, table, false, "rms", none, none, none, none, eps, 0.0,
+                         "once");
+  }
   run(a, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
-    Context<Device>& context = call.for_products();
+    const Tensor packed = scales ? pack_q8_0(weight, *scales) : a.is_cpu() ? pack_weight(weight) : weight;
+    Linear<T> w{{.format = scales ? &formats::q8_0 : kFormat<T>, .n = n, .k = k}, data<T>(bias)};
+    if (!scales || !a.is_cpu()) w.weight.data = scales ? data<void>(packed) : data<void>(weight);
+    if (a.is_cpu() && packed.defined()) w.weight.packed = &packed;
+    Context<Device>& context = call.for_products(weight_scratch_bytes(call.context, w, m));
     if constexpr (std::is_same_v<Device, Cuda>) context.overlap = false;  // the weights may have been written just now
-    const Tensor packed = a.is_cpu() ? pack_weight(weight) : Tensor();
-    const Linear<T> w{
-        {.data = data<T>(weight), .format = kFormat<T>, .packed = packed.defined() ? &packed : nullptr, .n = n, .k = k},
-        data<T>(bias)};
-    const Operand made = linear(context, w, {Operand::of(data<T>(a))}, m,
-                                {.activation = epilogue.activation, .gate = epilogue.gate}, Operand::of(data<T>(out)))
-                             .rows.rows;
-    if (made.data != data<T>(out)) copy_on_device(context, made.as<T>(), data<T>(out), out.nbytes());
+    check_product_exists(context, w);
+    run_product(context, w, a, act, gate, around, apart, out, sum, normed, said);
   });
-  return out;
+  return beside ? both : residual ? sum : out;
 }
 
 // c = a variant of a kernel of ours on operands of one type, or by a weight that is packed in q8_0; overlap as above.
@@ -220,7 +297,12 @@ std::tuple<Tensor, Tensor, Tensor> linear_norm_e4m3(const Tensor& a, const Tenso
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(ftbert, m) {
-  define_op(m, "linear(Tensor a, Tensor weight, Tensor? bias, str activation, bool gated=False) -> Tensor", &linear_op);
+  define_op(m,
+            "product(Tensor a, Tensor weight, Tensor? bias=None, str activation='none', bool gated=False, Tensor? "
+            "scales=None, Tensor? before=None, Tensor? residual=None, Tensor? after=None, bool beside=False, str "
+            "kind='layer', float eps=1e-05, float offset=0, str rounding='once', int heads=0, int kv_heads=0, Tensor? "
+            "positions=None, Tensor? table=None, bool apart=False) -> Tensor",
+            &product_op);
   define_cuda_op(m,
                  "linear_own(Tensor a, Tensor weight, Tensor? bias, str activation, str kernel, str variant, bool "
                  "gated=False, Tensor? scales=None) -> Tensor",

@@ -4,9 +4,7 @@
 
 #include "binding/define_op.h"
 #include "binding/q8_0.h"
-#include "core/device.h"
 #include "core/format.h"
-#include "gemm/gemm.h"
 #include "kernels/elementwise/quantise_q8_1.h"
 #include "test_checks.h"
 
@@ -35,47 +33,11 @@ Tensor dequantize_q8_0(const Tensor& values, const Tensor& scales, at::ScalarTyp
   return at::mul(numbers, scales.to(at::kFloat).unsqueeze(2)).view({n, k}).to(dtype);
 }
 
-// x [m, k] of the stream's type -> [m, n], or with a gate [m, n / 2]
-Tensor mul_mat_vec_q8_0(const Tensor& x, const Tensor& values, const Tensor& scales, const OptionalTensor& bias,
-                        const std::string& activation, bool gated) {
-  elements("x", x, 2);
-  check_q8_0(values, scales);
-  const int64_t m = x.size(0), n = values.size(0), k = values.size(1);
-  FTBERT_CHECK(x.size(1) == k && x.device() == values.device(), "x: expected [m, ", k, "] on ", values.device().str(),
-               ", got ", describe(x));
-  same("bias", bias, x, {n});
-  const Epilogue epilogue{
-      .bias = bias.has_value(), .activation = parse_activation(activation), .gate = gated ? Gate::pairs : Gate::none};
-  const int64_t cols = epilogue.columns(n);
-  const Tensor memory = at::empty({m * (gated ? cols + n : n)}, x.options());
-  const Tensor out = memory.narrow(0, 0, m * cols).view({m, cols});
-  run(x, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
-    const Tensor packed = pack_q8_0(values, scales);
-    Linear<T> w{{.format = &formats::q8_0, .n = n, .k = k}, data<T>(bias)};
-    if constexpr (std::is_same_v<Device, Cpu>)
-      w.weight.packed = &packed;
-    else
-      w.weight.data = data<void>(packed);
-    Context<Device>& context = call.for_products(weight_scratch_bytes(call.context, w, m));
-    if constexpr (std::is_same_v<Device, Cuda>) context.overlap = false;  // the weights were written just now
-    check_product_exists(context, w);
-    const Operand made = linear(context, w, {Operand::of(data<T>(x))}, m,
-                                {.activation = epilogue.activation, .gate = epilogue.gate}, Operand::of(data<T>(out)))
-                             .rows.rows;
-    if (made.data != data<T>(out)) copy_on_device(context, made.as<T>(), data<T>(out), out.nbytes());
-  });
-  return out;
-}
-
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(ftbert, m) {
   define_op(m, "quantize_q8_1(Tensor x) -> (Tensor, Tensor)", &quantize_q8_1);
   define_op(m, "dequantize_q8_0(Tensor values, Tensor scales, ScalarType dtype) -> Tensor", &dequantize_q8_0);
-  define_op(m,
-            "mul_mat_vec_q8_0(Tensor x, Tensor values, Tensor scales, Tensor? bias=None, str activation='none', bool "
-            "gated=False) -> Tensor",
-            &mul_mat_vec_q8_0);
 }
 
 }  // namespace ftbert::binding
