@@ -79,7 +79,7 @@ Tensor linear_turned_op(const Tensor& a, const Tensor& weight, const OptionalTen
                             .epilogue = {.bias = bias.has_value(), .heads = head_columns(h, words.rules<T>())},
                             .a_scales = a_scale ? Granularity::tensor : Granularity::none,
                             .b_scales = stored ? granularity_of(*stored) : Granularity::none};
-      FTBERT_CHECK(product.epilogue.heads, "no product norms and turns heads by these rules");
+      FTBERT_CHECK(product.epilogue.heads, "products cannot norm and turn heads by these rules");
       const ProductData at{.a = data<void>(a),
                            .b = data<void>(weight),
                            .bias = data<T>(bias),

@@ -187,7 +187,7 @@ double rotary_microseconds(const Product& product);  // of its heads
 
 // Whether one of our kernels computes the product.
 bool has_kernel(const Gpu& gpu, const Product& product);
-// In words, for errors: the product, and the member without which one of our kernels would compute it.
+// In words, for errors: the product, and where none of our kernels computes it the member without which one would.
 std::string in_the_way(const Gpu& gpu, const Product& product);
 
 // Neither norms nor a residual nor heads.

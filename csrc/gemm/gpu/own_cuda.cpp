@@ -23,6 +23,7 @@ std::string in_the_way(const Gpu& gpu, const Product& product) {
     return rest != product && has_kernel(gpu, rest);
   };
   const auto member = [&]() -> std::string {
+    if (without([](Product& p) { p.epilogue.norm = NormKind::layer; })) return "this norm";
     if (without([](Product& p) { p.before = Before::nothing; })) return "the norm of its rows";
     if (without([](Product& p) { p.epilogue.heads = {}; })) return "what becomes of its heads";
     if (without([](Product& p) { p.epilogue.after = After::nothing; })) return "what it leaves of the residual sum";
@@ -38,7 +39,7 @@ std::string in_the_way(const Gpu& gpu, const Product& product) {
   return "m=" + std::to_string(product.m) + " n=" + std::to_string(product.n) + " k=" + std::to_string(product.k) +
          " batch=" + std::to_string(product.batch) + ", " + text(product.a) + " by " + text(product.b) + " in " +
          text(product.c) + ", activation " + text(e.activation) + (e.gate != Gate::none ? " and a gate" : "") +
-         ": no kernel of ours does " + member() + " beside the rest";
+         (has_kernel(gpu, product) ? "" : ": no kernel of ours does " + member() + " beside the rest");
 }
 
 OwnChoice find_own(std::string_view kernel, std::string_view variant) {

@@ -19,7 +19,7 @@ HeadColumns head_columns(const Heads& heads, const HeadRules<T>& rules) {
     return ((reinterpret_cast<uintptr_t>(all) % bytes == 0) && ...);
   };
   const bool turned = !r || (r.dims % 8 == 0 && aligned(16, r.table) && r.positions * r.dims <= INT_MAX);
-  if (!rules || !turned || !aligned(4 * sizeof(T), q.gamma, q.beta, k.gamma, k.beta)) return {};
+  if (!turned || !aligned(4 * sizeof(T), q.gamma, q.beta, k.gamma, k.beta)) return {};
   const bool whole = r && r.dims == heads.size && !r.interleaved && q.kind == k.kind && q.rounding == k.rounding &&
                      q.kind != NormKind::layer && !q.beta && !k.beta;
   return {heads.size, heads.width() + heads.kv_width(), whole};
