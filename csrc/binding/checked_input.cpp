@@ -135,7 +135,7 @@ CheckedInput packed_input(Context<Device>& context, at::Device device, const Enc
 
 }  // namespace
 
-void CheckedInput::settle(const EncoderConfig& config) {
+void CheckedInput::wait_for_count(const EncoderConfig& config) {
   if (!counting) return;
   const PaddingInfo info = counting->wait();
   counting.reset();
@@ -263,7 +263,7 @@ void choose_rows(CheckedInput& input, const std::optional<at::Tensor>& rows) {
     FTBERT_CHECK(index[i] >= 0 && index[i] < tokens, "rows: expected indices of packed tokens in [0, ", tokens,
                  "), got ", index[i], " at [", i, "]");
   FTBERT_CHECK(count == 0 || tokens > 0, "rows: there are no tokens, and so no rows of theirs");
-  input.batch.rows = {RowKind::any, index, count};
+  input.batch.rows = {.kind = RowKind::any, .index = index, .count = count};
 }
 
 void take_hidden(CheckedInput& input, const at::Tensor& hidden, int64_t cols, DType dtype) {

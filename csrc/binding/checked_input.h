@@ -54,11 +54,11 @@ struct CheckedInput {
   bool padded() const { return to_packed.defined(); }
   // Until this has waited for the GPU's count, the batch's tokens and longest sequence may be as many as the padded
   // input allows, and ids and mask unchecked. Throws Error where they are wrong.
-  void settle(const EncoderConfig& config);
+  void wait_for_count(const EncoderConfig& config);
 };
 
 // When the host waits for the token count of a mask on the GPU: before anything else, or where computing the padding
-// costs less than that wait, in CheckedInput::settle, after the encoder has been launched.
+// costs less than that wait, in CheckedInput::wait_for_count, after the encoder has been launched.
 enum class Wait { first, last };
 
 // input_ids [batch, seq] int32/int64, mask and token types of the same shape or absent. At most one device sync:

@@ -3,8 +3,6 @@
 #include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
-#include <limits>
-#include <set>
 
 #include "binding/engine.h"
 #include "binding/q8_0.h"
@@ -117,11 +115,12 @@ at::Tensor DecoderClass::forward(const at::Tensor& input_ids, const at::Tensor& 
   FTBERT_CHECK(count > 0, "slots: expected at least one sequence");
   FTBERT_CHECK(cu[0] == 0 && cu[count] == input_ids.numel(), "cu_seqlens: expected it to run from 0 to ",
                input_ids.numel(), " (the number of input ids), got ", cu[0], " to ", cu[count]);
-  std::set<int32_t> seen;
+  std::vector<bool> seen(lengths_.size());
   int64_t max_q = 0, max_k = 0;
   for (int64_t i = 0; i < count; ++i) {
     check_slot("slots", index[i]);
-    FTBERT_CHECK(seen.insert(index[i]).second, "slots: expected each once, got ", index[i], " twice");
+    FTBERT_CHECK(!seen[index[i]], "slots: expected each once, got ", index[i], " twice");
+    seen[index[i]] = true;
     const int64_t tokens = cu[i + 1] - cu[i], there = lengths_[index[i]];
     FTBERT_CHECK(tokens > 0, "cu_seqlens: expected at least one token a sequence, got ", tokens, " of sequence ", i);
     FTBERT_CHECK(there + tokens <= cache().positions(), "the cache is full: it has ", cache().positions(),

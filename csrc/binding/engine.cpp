@@ -194,13 +194,13 @@ std::vector<at::Tensor> Engine::through_stages(const Call& call, const std::vect
     for (const Run& run : runs) {
       at::Tensor stream;
       for (size_t i = 0; i < members_.size(); ++i) {
-        Call part = part_of(calls[i], run);
+        Call one = micro_batch_of(calls[i], run);
         const at::Device device = members_[i]->device();
         if (!members_[i]->config().stage.first())
-          part.hidden = [&](int64_t tokens) {
+          one.hidden = [&](int64_t tokens) {
             return i > 0 ? stream.to(device, /*non_blocking=*/true) : receive(tokens);
           };
-        stream = results[i].add(run, members_[i]->engine().forward(part, results[i].asked()));
+        stream = results[i].add(run, members_[i]->engine().forward(one, results[i].asked()));
       }
       if (stream.defined()) sent.push_back(group_->send(stream, place().index + 1));
     }

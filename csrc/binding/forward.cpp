@@ -155,7 +155,7 @@ class ForwardOf : public Forward {
     }
     std::vector<at::Tensor> made;
     for (const Want want : wants) made.push_back(not_shared(make(on, r, want), call, made));
-    r.input.settle(c);
+    r.input.wait_for_count(c);
     return made;
   }
 
@@ -187,7 +187,8 @@ class ForwardOf : public Forward {
     input.cu_seqlens = to_device(*call.cu_seqlens, device_);
     const at::Tensor slots = to_device(call.slots, device_);
     batch.sequences.cu_q = batch.sequences.cu_k = data<int32_t>(input.cu_seqlens);
-    batch.slots = {data<int32_t>(slots), data<int32_t>(cache.lengths), cache.cache.positions()};
+    batch.slots = {
+        .index = data<int32_t>(slots), .lengths = data<int32_t>(cache.lengths), .positions = cache.cache.positions()};
     return {run_now(on, input, scratch, nullptr, nullptr, head).narrow(0, 0, rows)};
   }
 
@@ -310,7 +311,7 @@ class ForwardOf : public Forward {
       case Want::tokens: {
         if (!r.input.padded()) return kept(call.context, r, batch.tokens());
         // Without padding they are there already, which is known when the count is.
-        if (r.memory.defined()) r.input.settle(encoder_.config());
+        if (r.memory.defined()) r.input.wait_for_count(encoder_.config());
         if (r.memory.defined() && batch.tokens() == sequences * batch.seq)
           return without_slack(r.memory, batch.tokens()).view({sequences, batch.seq, cols});
         const at::Tensor out = empty({sequences, batch.seq, cols});

@@ -20,7 +20,7 @@ namespace {
 constexpr int64_t kLeastTokens = 1024;
 
 // S stages wait for (S - 1) / (M + S - 1) of the time with M micro-batches: here for less than a fifth.
-constexpr int64_t kPartsOfStage = 4;
+constexpr int64_t kMicroBatchesOfStage = 4;
 
 // Where each sequence begins, and the last one ends; empty where the call is wrong, for the stages to say.
 std::vector<int64_t> offsets_of(const Call& call) {
@@ -47,7 +47,7 @@ Run run_of(const std::vector<int64_t>& offsets, int64_t begin, int64_t end) {
   return {begin, end - begin, offsets[begin], offsets[end] - offsets[begin]};
 }
 
-// What a stage before the last has a part of, or knows as well; of `rows` only whether they exist.
+// Wants that each stage answers for its layers or knows; of `rows` only whether they exist.
 bool of_every_stage(Want want) {
   return want == Want::hidden_states || want == Want::cu_seqlens || want == Want::packed_index || want == Want::rows;
 }
@@ -60,11 +60,11 @@ std::vector<Run> micro_batches(const Call& call, int64_t stages) {
   const std::vector<int64_t> offsets = cut ? offsets_of(call) : std::vector<int64_t>();
   if (offsets.size() < 2) return {Run{}};
   const int64_t count = static_cast<int64_t>(offsets.size()) - 1, tokens = offsets.back();
-  const int64_t parts = std::min(tokens / kLeastTokens, kPartsOfStage * stages);
+  const int64_t most = std::min(tokens / kLeastTokens, kMicroBatchesOfStage * stages);
   std::vector<Run> runs;
   int64_t begin = 0;
-  for (int64_t part = 1; part < parts; ++part) {
-    const int64_t wanted = tokens * part / parts;
+  for (int64_t i = 1; i < most; ++i) {
+    const int64_t wanted = tokens * i / most;
     int64_t end = std::lower_bound(offsets.begin(), offsets.end(), wanted) - offsets.begin();
     if (wanted - offsets[end - 1] < offsets[end] - wanted) --end;
     if (end <= begin || end >= count) continue;
@@ -88,7 +88,7 @@ Call call_at(const Call& call, at::Device first, at::Device device) {
   return there;
 }
 
-Call part_of(const Call& call, const Run& run) {
+Call micro_batch_of(const Call& call, const Run& run) {
   if (run.sequences == 0) return call;
   const int64_t first = call.cu_seqlens ? run.first_token : run.first_sequence;
   const int64_t count = call.cu_seqlens ? run.tokens : run.sequences;
@@ -96,13 +96,13 @@ Call part_of(const Call& call, const Run& run) {
     if (!all) return all;
     return all->narrow(0, first, count);
   };
-  Call part = call;
-  part.input_ids = call.input_ids.narrow(0, first, count);
-  part.attention_mask = some(call.attention_mask);
-  part.token_type_ids = some(call.token_type_ids);
+  Call made = call;
+  made.input_ids = call.input_ids.narrow(0, first, count);
+  made.attention_mask = some(call.attention_mask);
+  made.token_type_ids = some(call.token_type_ids);
   if (call.cu_seqlens)
-    part.cu_seqlens = call.cu_seqlens->narrow(0, run.first_sequence, run.sequences + 1).sub(run.first_token);
-  return part;
+    made.cu_seqlens = call.cu_seqlens->narrow(0, run.first_sequence, run.sequences + 1).sub(run.first_token);
+  return made;
 }
 
 StageResults::StageResults(const Stage& stage, const std::vector<Want>& wants) : stage_(stage) {
@@ -114,17 +114,17 @@ StageResults::StageResults(const Stage& stage, const std::vector<Want>& wants) :
 
 at::Tensor StageResults::add(const Run& run, std::vector<at::Tensor> made) {
   runs_.push_back(run);
-  for (size_t i = stage_.last() ? 0 : 1; i < asked_.size(); ++i) parts_[asked_[i]].push_back(made[i]);
+  for (size_t i = stage_.last() ? 0 : 1; i < asked_.size(); ++i) made_[asked_[i]].push_back(made[i]);
   if (stage_.last()) return {};
   tokens_ += made[0].size(0);
   return made[0];
 }
 
 at::Tensor StageResults::joined(Want want) const {
-  const std::vector<at::Tensor>& parts = parts_.at(want);
+  const std::vector<at::Tensor>& made = made_.at(want);
   std::vector<at::Tensor> pieces;
-  for (size_t i = 0; i < parts.size(); ++i) {
-    at::Tensor piece = parts[i];
+  for (size_t i = 0; i < made.size(); ++i) {
+    at::Tensor piece = made[i];
     const int64_t before = runs_[i].first_token;
     if (want == Want::hidden_states && !stage_.first()) piece = piece.narrow(0, 1, piece.size(0) - 1);
     if (want == Want::cu_seqlens && i > 0) piece = piece.narrow(0, 1, piece.size(0) - 1).add(before);

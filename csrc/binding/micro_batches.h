@@ -23,7 +23,7 @@ std::vector<Run> micro_batches(const Call& call, int64_t stages);
 Call call_at(const Call& call, at::Device first, at::Device device);
 
 // One of its micro-batches.
-Call part_of(const Call& call, const Run& run);
+Call micro_batch_of(const Call& call, const Run& run);
 
 // What one stage makes, micro-batch by micro-batch.
 class StageResults {
@@ -44,7 +44,7 @@ class StageResults {
   const Stage stage_;
   std::vector<Want> asked_;
   std::vector<Run> runs_;
-  std::map<Want, std::vector<at::Tensor>> parts_;
+  std::map<Want, std::vector<at::Tensor>> made_;  // by micro-batch
   int64_t tokens_ = 0;
 };
 

@@ -98,7 +98,9 @@ struct Replay<Device, T>::Recording {
       batch = {.sequences = Sequences::of_tokens(data<int32_t>(of.offsets_), size.sequences, 1, size.tokens),
                .ids = ids,
                .cache = &cache,
-               .slots = {data<int32_t>(of.slots_), data<int32_t>(of.cache_->lengths), cache.positions()},
+               .slots = {.index = data<int32_t>(of.slots_),
+                         .lengths = data<int32_t>(of.cache_->lengths),
+                         .positions = cache.positions()},
                .hidden = input};
       batch.sequences.max_k = size.longest;
     } else {
@@ -111,7 +113,7 @@ struct Replay<Device, T>::Recording {
                .types = c.token_types > 0 ? types : nullptr,
                .positions = positions.ids,
                .columns = positions.columns,
-               .rows = {size.rows, rows, size.named_rows},
+               .rows = {.kind = size.rows, .index = rows, .count = size.named_rows},
                .hidden = input};
     }
     gemm_workspace = all.take<char>(static_cast<int64_t>(context.gemm_workspace_bytes));
