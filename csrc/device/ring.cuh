@@ -3,7 +3,6 @@
 #pragma once
 #include <cstdint>
 
-#include "device/launch.cuh"
 #include "device/tma.cuh"
 
 namespace ftbert {
@@ -41,62 +40,19 @@ struct Ring {
   // Of kReaders in block `rank` of the cluster.
   __device__ void release(int of, int rank) const { barrier_arrive(empty(of), rank); }
 
-  // Returns the stage it leaves. Where several take stages in turns, as many at a time.
-  __device__ int next(int at_a_time = 1) {
-    const int left = stage;
-    stage += at_a_time;
+  __device__ void next() {
+    if (++stage == stages) stage = 0, parity ^= 1;
+  }
+  // Where several readers take stages in turns.
+  __device__ void next(int readers) {
+    stage += readers;
     if (stage >= stages) stage -= stages, parity ^= 1;
-    return left;
   }
   // To where the ring is after so many steps.
   __device__ void go_to(int64_t steps) {
     stage = static_cast<int>(steps % stages);
     parity = steps / stages % 2;
   }
-};
-
-// One thread feeds a ring with the operands of a product's steps of k: it asks the accelerator for them. Steps: a walk
-// over the steps, more() and next(), copyable. ask_b(stage, steps) says how many bytes the stage expects, and asks for
-// the step's rows of B, the weight; ask_a(stage, steps) for those of A. Weights do not change while a model runs: B of
-// the first round is asked for by feed_weights, ahead of wait_for_inputs, and all else by feed, behind it.
-
-// Returns for how many steps.
-template <int kStages, int kReaders, class Steps, class AskB>
-__device__ int feed_weights(const Ring<kStages, kReaders>&, Steps steps, const AskB& ask_b) {
-  int ahead = 0;
-#pragma unroll 1
-  for (; steps.more() && ahead < kStages; ++ahead, steps.next()) ask_b(ahead, steps);
-  return ahead;
-}
-
-// ahead: what feed_weights has returned.
-template <int kStages, int kReaders, class Steps, class AskB, class AskA>
-__device__ void feed(Ring<kStages, kReaders>& ring, Steps steps, int ahead, const AskB& ask_b, const AskA& ask_a) {
-#pragma unroll 1
-  for (; steps.more(); steps.next(), --ahead) {
-    if (ahead <= 0) {
-      ring.wait_empty();
-      ask_b(ring.stage, steps);
-    }
-    ask_a(ring.stage, steps);
-    ring.next();
-  }
-}
-
-// The steps of every `blocks`-th tile from the first on.
-struct StepsOfTiles {
-  int steps, tile, tiles, blocks, step = 0;
-  __device__ bool more() const { return tile < tiles; }
-  __device__ void next() {
-    if (++step == steps) step = 0, tile += blocks;
-  }
-};
-
-// Steps of one tile.
-struct StepsOfTile {
-  int steps, step = 0;
-  __device__ bool more() const { return step < steps; }
-  __device__ void next() { ++step; }
 };
 
 }  // namespace ftbert

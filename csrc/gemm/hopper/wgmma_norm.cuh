@@ -162,21 +162,29 @@ __global__ void __launch_bounds__(kThreads, 1)
         tma_prefetch(maps.in, column + c * 64, tile * Shape::kTileM);
     };
     if (threadIdx.x == 0) {
-      const auto ask_b = [&](int stage, const StepsOfTiles& at) {
+      const int own = (work.row_tiles - first + step_tiles - 1) / step_tiles,
+                at_once = min(own * work.k_steps, kStages);
+      const auto load_b = [&](int stage, int step) {
         barrier_expect(ring.full(stage), Shape::kStageBytes);
-        tma_load(base + stage * Shape::kStageBytes + Shape::kBytesA, maps.b, at.step * kStep, column, ring.full(stage));
+        tma_load(base + stage * Shape::kStageBytes + Shape::kBytesA, maps.b, step * kStep, column, ring.full(stage));
       };
-      int before_residual = 0;
-      const auto ask_a = [&](int stage, const StepsOfTiles& at) {
-        tma_load(base + stage * Shape::kStageBytes, maps.a, at.step * kStep, at.tile * Shape::kTileM, ring.full(stage));
-        if (--before_residual == 0) bring_residual(0, first);  // the products begin without it
-      };
-      const StepsOfTiles steps{work.k_steps, first, work.row_tiles, step_tiles};
-      const int ahead = feed_weights(ring, steps, ask_b);
+      for (int s = 0; s < at_once; ++s) load_b(s, s % work.k_steps);
       prefetch_residual(first);
       wait_for_inputs();
-      before_residual = ahead;
-      feed(ring, steps, ahead, ask_b, ask_a);
+      int loads = 0;
+      ring.parity = 1;  // a fresh stage is empty
+      for (int tile = first; tile < work.row_tiles; tile += step_tiles) {
+        for (int step = 0; step < work.k_steps; ++step, ++loads) {
+          if (loads >= kStages) {
+            barrier_wait(ring.empty(ring.stage), ring.parity);
+            load_b(ring.stage, step);
+          }
+          tma_load(base + ring.stage * Shape::kStageBytes, maps.a, step * kStep, tile * Shape::kTileM,
+                   ring.full(ring.stage));
+          if (loads == at_once - 1) bring_residual(0, first);  // the products begin without it
+          ring.next();
+        }
+      }
     } else if (threadIdx.x == 32) {
       prefetch_residual(first + step_tiles);
       int index = 1;
@@ -234,7 +242,8 @@ __global__ void __launch_bounds__(kThreads, 1)
         warpgroup_wait<1>();
         release(before);
       }
-      before = ring.next();
+      before = ring.stage;
+      ring.next();
     }
     if (!kTogether) named_barrier_arrive(theirs, 256);
     warpgroup_wait();

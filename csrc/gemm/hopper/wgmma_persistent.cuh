@@ -74,23 +74,6 @@ __device__ Piece piece_of(const PersistentWork& work, int item) {
   return {row, column * kTileN, half < 0};
 }
 
-// The steps of a block's items, one after the other.
-template <int kBlocks>
-struct StepsOfItems {
-  const PersistentWork& work;
-  int item, step_items, step = 0;
-  Piece piece;
-
-  __device__ StepsOfItems(const PersistentWork& work, int first_item, int step_items)
-      : work(work), item(first_item), step_items(step_items), piece(piece_of<kBlocks>(work, first_item)) {}
-  __device__ bool more() const { return item < work.items; }
-  __device__ void next() {
-    if (++step < work.k_steps) return;
-    step = 0, item += step_items;
-    if (more()) piece = piece_of<kBlocks>(work, item);
-  }
-};
-
 // kTileN elements of the bias from column0 on, to shared memory, asynchronously; zeros beyond n, and where there is no
 // bias.
 template <class E>
@@ -152,24 +135,39 @@ __global__ void __launch_bounds__(kThreads, 1)
       if constexpr (kBlocks > 1) cluster_arrived();
       return;
     }
-    const auto ask_b = [&](int stage, const StepsOfItems<kBlocks>& at) {
-      barrier_expect(ring.full(stage), kStageBytes - (at.piece.is_whole ? 0 : kBytesA / 2));
-      tma_load(base + stage * kStageBytes + kBytesA, map_b, at.step * kStep, at.piece.column, ring.full(stage));
+    const auto load_b = [&](int stage, const Piece& piece, int step) {
+      barrier_expect(ring.full(stage), kStageBytes - (piece.is_whole ? 0 : kBytesA / 2));
+      tma_load(base + stage * kStageBytes + kBytesA, map_b, step * kStep, piece.column, ring.full(stage));
     };
-    const auto ask_a = [&](int stage, const StepsOfItems<kBlocks>& at) {
-      const CUtensorMap& map = at.piece.is_whole ? map_a : map_half_a;
-      const int rows = rank * (at.piece.is_whole ? kTileM : kTileM / 2) / kBlocks;
+    const auto load_a = [&](int stage, const Piece& piece, int step) {
+      const CUtensorMap& map = piece.is_whole ? map_a : map_half_a;
+      const int rows = rank * (piece.is_whole ? kTileM : kTileM / 2) / kBlocks;
       const uint32_t to = base + stage * kStageBytes + rows * 128;
       if constexpr (kBlocks > 1)
-        tma_load_to_all(to, map, at.step * kStep, at.piece.row + rows, ring.full(stage), kBlocks);
+        tma_load_to_all(to, map, step * kStep, piece.row + rows, ring.full(stage), kBlocks);
       else
-        tma_load(to, map, at.step * kStep, at.piece.row, ring.full(stage));
+        tma_load(to, map, step * kStep, piece.row, ring.full(stage));
     };
-    const StepsOfItems<kBlocks> steps(work, first_item, step_items);
-    const int ahead = feed_weights(ring, steps, ask_b);
+    // Weights do not change while a model runs.
+    int ahead = 0;
+    for (int item = first_item, step = 0; item < work.items && ahead < kStages; ++ahead) {
+      load_b(ahead, piece_of<kBlocks>(work, item), step);
+      if (++step == work.k_steps) step = 0, item += step_items;
+    }
     wait_for_inputs();
     if constexpr (kBlocks > 1) cluster_arrived();
-    feed(ring, steps, ahead, ask_b, ask_a);
+    ring.parity = 1;  // a fresh stage is empty
+    for (int item = first_item; item < work.items; item += step_items) {
+      const Piece piece = piece_of<kBlocks>(work, item);
+      for (int step = 0; step < work.k_steps; ++step, --ahead) {
+        if (ahead <= 0) {
+          barrier_wait(ring.empty(ring.stage), ring.parity);
+          load_b(ring.stage, piece, step);
+        }
+        load_a(ring.stage, piece, step);
+        ring.next();
+      }
+    }
     return;
   }
 
@@ -234,7 +232,8 @@ __global__ void __launch_bounds__(kThreads, 1)
         warpgroup_wait<1>();
         release(before);
       }
-      before = ring.next();
+      before = ring.stage;
+      ring.next();
     } while (++step < work.k_steps);
     named_barrier_arrive(theirs, 256);
 

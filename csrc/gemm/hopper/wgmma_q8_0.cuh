@@ -107,21 +107,30 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   if (warp >= Shape::kReaders / 32) {
     if constexpr (Shape::kGivesRegisters) fewer_registers<40>();
     if (threadIdx.x != Shape::kReaders) return;
-    const auto ask_b = [&](int stage, const StepsOfTiles& at) {
-      const int eights = at.tile / across * (Shape::kRows / 8);
+    const auto ask_b = [&](int stage, int tile, int step) {
+      const int eights = tile / across * (Shape::kRows / 8);
       barrier_expect(ring.full(stage), Shape::kStageBytes);
-      tma_load(shared_address(numbers) + stage * Shape::kNumberBytes, map_numbers, 0, at.step, eights,
+      tma_load(shared_address(numbers) + stage * Shape::kNumberBytes, map_numbers, 0, step, eights, ring.full(stage));
+      tma_load(shared_address(scales) + stage * Shape::kScaleBytes, map_scales, 0, step, eights, ring.full(stage));
+    };
+    const auto ask_a = [&](int stage, int tile, int step) {
+      tma_load(shared_address(memory) + stage * Shape::kTokenBytes, map_a, step * kQ8Step, tile % across * kTokens,
                ring.full(stage));
-      tma_load(shared_address(scales) + stage * Shape::kScaleBytes, map_scales, 0, at.step, eights, ring.full(stage));
     };
-    const auto ask_a = [&](int stage, const StepsOfTiles& at) {
-      tma_load(shared_address(memory) + stage * Shape::kTokenBytes, map_a, at.step * kQ8Step,
-               at.tile % across * kTokens, ring.full(stage));
-    };
-    const StepsOfTiles all{steps, mine, tiles, static_cast<int>(gridDim.x)};
-    const int ahead = feed_weights(ring, all, ask_b);
+    const int at_once = min(steps, kStages);
+    // Weights do not change while a model runs.
+    for (int step = 0; step < at_once; ++step) ask_b(step, mine, step);
     wait_for_inputs();
-    feed(ring, all, ahead, ask_b, ask_a);
+    for (int step = 0; step < at_once; ++step) ask_a(step, mine, step);
+    ring.stage = at_once % kStages, ring.parity = at_once == kStages ? 0 : 1;
+    for (int tile = mine, step = at_once; tile < tiles; tile += static_cast<int>(gridDim.x), step = 0) {
+      for (; step < steps; ++step) {
+        barrier_wait(ring.empty(ring.stage), ring.parity);
+        ask_b(ring.stage, tile, step);
+        ask_a(ring.stage, tile, step);
+        ring.next();
+      }
+    }
     return;
   }
 
@@ -166,7 +175,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
         for (int q = 0; q < 4; ++q)  // a descriptor counts in units of 16 bytes
           warpgroup_multiply_add_nt<E>(sum, b[i][q], tokens + (ring.stage * Shape::kTokenBytes + q * 32) / 16);
         warpgroup_commit();
-        const int now = ring.next();
+        const int now = ring.stage;
+        ring.next();
         if (step + 1 < steps) {
           ring.wait_full();
           convert(ring.stage, b[i ^ 1]);

@@ -91,13 +91,14 @@ __global__ void __launch_bounds__(Shape::kThreads)
   // As the compiler sees, the same for all lanes.
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0), lane = threadIdx.x % 32;
 
-  const auto ask_a = [&](int stage, const StepsOfTile& at) {
-    tma_load(base + stage * kStageBytes, map_a, (first + at.step) * kStep, row0, ring.full(stage));
+  const auto load_a = [&](int stage, int step) {
+    tma_load(base + stage * kStageBytes, map_a, (first + step) * kStep, row0, ring.full(stage));
   };
-  const auto ask_b = [&](int stage, const StepsOfTile& at) {
+  const auto load_b = [&](int stage, int step) {
     barrier_expect(ring.full(stage), kStageBytes);
-    tma_load(base + stage * kStageBytes + Shape::kBytesA, map_b, (first + at.step) * kStep, column0, ring.full(stage));
+    tma_load(base + stage * kStageBytes + Shape::kBytesA, map_b, (first + step) * kStep, column0, ring.full(stage));
   };
+  const int at_once = min(steps, kStages);
   Ending ending(arguments, work.m, work.n);
   if (threadIdx.x == Shape::kMultiplying) {
     ring.init_full();
@@ -108,7 +109,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
       barrier_expect(summed + 8 * g, 4 * (kParts - 1) * kEights * kShareBytes);
     // No kernel changes weights while a model runs: whoever changes them launches something else before the next
     // product.
-    feed_weights(ring, StepsOfTile{steps}, ask_b);
+    for (int step = 0; step < at_once; ++step) load_b(step, step);
     if constexpr (Ending::kVectors > 0) {
       const int bytes = 4 * min(kTileN, work.n - column0);
       barrier_expect(vectors_full, Ending::kVectors * bytes);
@@ -125,7 +126,13 @@ __global__ void __launch_bounds__(Shape::kThreads)
   if (warp == Shape::kMultiplying / 32) {
     if (lane == 0) {
       wait_for_inputs();
-      feed(ring, StepsOfTile{steps}, min(steps, kStages), ask_b, ask_a);
+      for (int step = 0; step < at_once; ++step) load_a(step, step);
+      for (int step = kStages; step < steps; ++step) {
+        barrier_wait(ring.empty(ring.stage), ring.parity);
+        load_b(ring.stage, step);
+        load_a(ring.stage, step);
+        ring.next();
+      }
     }
     if constexpr (kSplit > 1) cluster_arrived();
     return;

@@ -124,7 +124,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   const int64_t width = static_cast<int64_t>(heads) * kHeadSize;
   uint32_t tail_parity = 0;  // a bit for each stage
   const auto release = [&](auto& ring) {
-    const int used = ring.next();
+    const int used = ring.stage;
+    ring.next();
     if (lane == 0) ring.release(used);
   };
   each_item([&](const AttentionBlock& block, const KeysOfBlock<WindowMaps>& seen, int tiles) {
