@@ -247,10 +247,11 @@ kills: build  ## SIGKILL at 200 random moments of convert and embed
 serve-soak: build  ## the server attacked; ARGS="--requests 1000000 --sigterms 100 --idle 10000 --slow 1000"
 	PYTHONPATH=.:tests $(PYTHON) tests/soak_server.py $(ARGS)
 
-lint: $(DEPS)  ## ruff, mypy, clang-format
+lint: $(DEPS)  ## ruff, mypy, clang-format, sentences
 	@printf '\n== lint\n'
 	@ruff check .
 	@mypy
+	@$(PYTHON) tests/sentences.py
 	@clang-format --dry-run -Werror $(CXX_FILES) && echo "clang-format: $(words $(CXX_FILES)) files"
 
 # The library for GPUs, with PyTorch's build for the CPU: a machine without a GPU sees what does not compile or link.

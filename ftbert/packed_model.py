@@ -1,4 +1,5 @@
-"""What code for texts, files, tokens and servers needs of a loaded model, and what it keeps beside one."""
+"""A loaded model as code for texts, files, tokens and servers sees it, and values that such code keeps beside a
+model."""
 
 from __future__ import annotations
 

@@ -190,8 +190,8 @@ def large() -> Any:
 @pytest.mark.parametrize("dtype,most", [("fp16", 1e-4), ("q8_0", 2e-3)])
 @pytest.mark.parametrize("texts", [1, 2, 8, 24])
 def test_steps_of_a_large_decoder(large: Any, texts: int, dtype: str, most: float) -> None:
-    """Kernels that start while the one ahead still runs, also from graphs: what steps give is what one call gives, and
-    again to the bit."""
+    """Kernels that start while the kernel ahead still runs, also from graphs: steps give the result of a single call,
+    and the same bits again."""
     steps, model = 40, ftbert.load(large, device="cuda", dtype=dtype)
     ids = torch.randint(2048, (texts, 12 + steps), generator=torch.Generator().manual_seed(texts)).cuda()
     slots, rows = torch.arange(texts, dtype=torch.int32), torch.arange(texts + 1, dtype=torch.int32)

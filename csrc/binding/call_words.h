@@ -21,8 +21,8 @@ inline constexpr std::pair<std::string_view, Want> kWants[] = {{"tokens", Want::
                                                                {"pooled", Want::pooled},
                                                                {"hidden_states", Want::hidden_states}};
 
-// A line for each argument: "input_ids: Long [2, 9] on cpu, contents 1f0c2b3a59d8e746". Contents are those of tensors
-// on the CPU; contents: of those on a GPU too, for which it waits, unless its stream is being recorded.
+// A line for each argument: "input_ids: Long [2, 9] on cpu, contents 1f0c2b3a59d8e746". Tensors on the CPU have
+// contents. contents: tensors on a GPU too, for which it waits unless its stream is being recorded.
 std::string lines_of(const Call& call, const std::vector<Want>& wants, bool contents);
 
 // Of so many bytes, wherever they came from: no protection against anyone.

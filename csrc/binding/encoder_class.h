@@ -21,11 +21,11 @@ struct Stages;
 
 class EncoderClass : public torch::CustomClassHolder {
  public:
-  // config: JSON (EncoderConfig::parse). attention: "auto", "fused" or "general". All weights on one device; those that
-  // are no matrices of one dtype, the stream's, each matrix as it is stored; missing, extra, misshapen and otherwise
-  // unfit ones are all listed in the error. On the CPU a matrix may come packed (torch.ops.ftbert.pack_weight), and in
-  // bf16: then its product is computed in bf16 with float sums. One in q8_0 may come packed on any device, with its
-  // scales (torch.ops.ftbert.pack_q8_0), which then are no tensor of their own.
+  // config: JSON (EncoderConfig::parse). attention: "auto", "fused" or "general". All weights are on one device.
+  // Matrices are as stored, other weights of the stream's dtype. The error lists all missing, extra, misshapen and
+  // otherwise unfit weights. On the CPU a matrix may come packed (torch.ops.ftbert.pack_weight), and in bf16: then its
+  // product is computed in bf16 with float sums. One in q8_0 may come packed on any device, with its scales
+  // (torch.ops.ftbert.pack_q8_0), which then are no tensor of their own.
   EncoderClass(TensorDict weights, std::string config, std::string attention);
 
   // The ranks of one process, and a model in stages (binding/engine.h).

@@ -28,9 +28,9 @@ struct PeerParts {
   int rank = 0, size = 0;        // size 0: parts do not lie in such memory
   void* parts[kMostRanks] = {};  // by rank
   uint32_t* arrivals[kMostRanks] = {};
-  // Of small sums, memory of each rank into which the others send their parts, inbox_bytes for each sender: one trip
-  // over the link instead of a flag's, a question's and an answer's. A kernel leaves the inboxes of its turn empty.
-  // inbox_bytes 0: there are none.
+  // For small sums: memory of each rank, inbox_bytes for each sender, into which other ranks send their parts. A sum
+  // then takes a single trip over the link, in place of a flag's, a question's and an answer's. A kernel leaves the
+  // inboxes of its turn empty. inbox_bytes 0: there are none.
   void* inboxes[kMostRanks] = {};
   size_t inbox_bytes = 0;
   const volatile int32_t* stop = nullptr;  // of the host: not 0 where a rank has failed, for which nobody waits
@@ -47,13 +47,13 @@ class Communicator {
   // Before a call, and before its ranks agree to launch: it has sums of up to so many bytes. Takes memory for them.
   virtual void reserve(size_t /*bytes*/) {}
   // Where a product leaves its part of a sum of so many bytes, for kernels that add up. Calls come with turn 0 and 1
-  // alternately, and from one call of a model to the next: what is written or sent next is not what other ranks may
-  // still read or have not emptied yet.
+  // alternately, also from a call of a model to the next: memory that other ranks may still read, or have not emptied
+  // yet, is not written.
   virtual PeerParts parts(size_t /*bytes*/, int /*turn*/) { return {}; }
   // Held while a call launches, where ranks in other processes would not notice that calls mix.
   virtual std::unique_lock<std::mutex> alone() { return {}; }
-  // Where there are no such parts: x [count] becomes the sum over ranks of what each has there, the same bits on each.
-  // Launched on the context's stream.
+  // Without such parts: x [count] becomes the sum over all ranks' x, the same bits on every rank. Launched on the
+  // context's stream.
   virtual void all_reduce(Context<Device>& context, DType dtype, void* x, int64_t count) = 0;
   // Whether a graph may record its work.
   virtual bool records() const = 0;

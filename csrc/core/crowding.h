@@ -4,7 +4,8 @@
 
 namespace ftbert {
 
-// Of one thread over a span of time: seconds on a core, and ready to run without one; how often it got one.
+// Of a thread over a span of time: its seconds on a core, its seconds ready to run without a core, and how often it got
+// a core.
 struct ThreadTime {
   double ran, waited, turns;
 };

@@ -5,8 +5,8 @@
 
 namespace ftbert {
 
-// Of a matrix's rows: their sums and those of their squares, to which blocks that have other columns add. data [rows,
-// kMomentWords], of which three are used: rows that many add to at once lie apart.
+// Of a matrix's rows: the sums of their numbers and of their squares. Blocks of all columns add to them. data [rows,
+// kMomentWords]: a row uses three of its words, so that rows to which many blocks add at once lie apart.
 struct RowMoments {
   long long* data = nullptr;
 

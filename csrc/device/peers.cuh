@@ -104,7 +104,7 @@ __device__ inline bool receive_words(const void* from, uint4& x) {
 }
 
 // Behind receive_words, by who has received: for the sum after the next. Its sender has then received from this rank's
-// kernel of the next one, which begins when this one has ended.
+// kernel of the next sum, and that kernel begins when this kernel has ended.
 __device__ inline void forget_words(void* there) {
   *static_cast<uint4*>(there) = {kNothingCame, kNothingCame, kNothingCame, kNothingCame};
 }

@@ -74,8 +74,8 @@ __device__ inline void tma_load(uint32_t shared, const CUtensorMap& map, int x, 
       "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier)
       : "memory");
 }
-// A matrix's box to the first `blocks` of the cluster, at the same address in each, where each one's barrier counts the
-// bytes.
+// A matrix's box to the first `blocks` blocks of the cluster, at the same address in each. Each block's own barrier
+// counts its bytes.
 __device__ inline void tma_load_to_all(uint32_t shared, const CUtensorMap& map, int column, int row, uint32_t barrier,
                                        int blocks) {
   asm volatile(

@@ -225,7 +225,8 @@ const TunedRow* ProductPlans::row_of(const Product& product, const Table& table)
   };
   const TunedRow* row = find(product);
   if (row || cublas_epilogue(product).after == Epilogue{} || product.epilogue.gate != Gate::none) return row;
-  // What is fastest without an activation is mostly the fastest with one behind it; a gate halves what is stored.
+  // The fastest product without an activation is mostly the fastest with an activation behind it. A gate halves the
+  // stored result.
   Product plain = product;
   plain.epilogue = {};
   return find(plain);

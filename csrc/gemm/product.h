@@ -11,8 +11,8 @@
 
 namespace ftbert {
 
-// Which of the sums' columns become one column of c: each, or with its gate (SwiGLU, GeGLU) column 2i + 1, which
-// activation(column 2i) multiplies. c then has half as many.
+// The sums' columns that make a column of c: its own, or with a gate (SwiGLU, GeGLU) column 2i + 1 times
+// activation(column 2i). c then has half as many.
 enum class Gate { none, pairs };
 
 // What a product does with the rows of a before it multiplies them.

@@ -6,8 +6,8 @@
 
 namespace ftbert {
 
-// A product in bf16 rounds its operands, so that it reads what was stored in bf16 as it is; one of int8 reads byte
-// rows, and one of q8_0 stores blocks itself.
+// A product in bf16 rounds its operands, so it reads rows stored in bf16 as they are. A product of int8 reads byte
+// rows; a product of q8_0 makes blocks itself.
 template <>
 Operand wished_by<Cpu, float>(const Linear<float>& next, float* memory) {
   const Format* const format = next.weight.format->other;

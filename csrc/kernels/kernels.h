@@ -134,8 +134,8 @@ constexpr bool adds_parts(int64_t cols) {
   return cols % kWidth == 0 && cols <= 1024 * kWidth;
 }
 
-// The same of the sum over ranks, which every rank adds up by itself, in one order: an all-reduce, bias, residual and
-// norm in one kernel. It waits for the kernels ahead of it on every rank. Nothing that is stored lies in a part.
+// The same of the sum over ranks: an all-reduce, bias, residual and norm in one kernel. Every rank adds up by itself,
+// all in the same order. It waits for the kernels ahead of it on every rank. Nothing that is stored lies in a part.
 template <class T>
 void add_bias_input_layernorm(Context<Cuda>& context, const PartialSums<T>& x, const T* bias, const T* input,
                               const Norm<T>& norm, int64_t rows, int64_t cols, const Output<T>& out);

@@ -19,7 +19,7 @@ class KvCache {
   KvCache(const EncoderConfig& config, AttentionPath path, DType dtype, int64_t row_bytes, int64_t slots,
           int64_t positions);
 
-  // For a single call: so many rows, without slots, which each layer writes over those of the one before.
+  // For a single call: so many rows, without slots. Each layer writes over the rows of the layer before.
   static KvCache of_one_layer(const EncoderConfig& config, AttentionPath path, DType dtype, int64_t row_bytes,
                               int64_t rows);
 

@@ -12,8 +12,8 @@
 
 namespace ftbert {
 
-// Sees the packed hidden states [tokens, hidden]: 0 what the layers start from, i what layer i made of it (the last
-// one after the model's final norm, as transformers counts them).
+// Sees the packed hidden states [tokens, hidden]: 0 the embeddings, i the result of layer i (the last layer's after the
+// model's final norm, as transformers counts them).
 template <class T>
 using HiddenStateHook = std::function<void(int64_t i, const T* hidden)>;
 

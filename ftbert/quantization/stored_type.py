@@ -1,4 +1,4 @@
-"""What a type of 8 bits brings: how a matrix is stored, what its products read then, and what that may cost."""
+"""A type of 8 bits: how a matrix is stored, the rows that its products read, and the loss that is allowed."""
 
 from __future__ import annotations
 

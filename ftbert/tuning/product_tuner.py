@@ -1,7 +1,7 @@
 """Which algorithms a product has, how long each takes, and the row of the table that follows. docs/tuning.md.
 
-Times are of a CUDA graph in which the product runs on one weight matrix after another, more than the L2 cache holds, as
-in a model, and a LayerNorm of a few rows follows each product; what the LayerNorms take alone is subtracted.
+Times are of a CUDA graph in which the product runs on weight matrices by turns, more than the L2 cache holds, as in a
+model. A LayerNorm of a few rows follows each product; the LayerNorms' own time is subtracted.
 """
 
 from __future__ import annotations
@@ -159,9 +159,9 @@ class ProductTuner:
         than 2 %; else the row names that. So no row of this product may be in force. Of a product with scales only
         ftbert's own kernels are candidates, and what this process runs takes the proposal's place.
 
-        Layers whose four products run wgmma_tile defer their norms; other variants are the fastest there than alone:
-        BERT-large at 256 tokens takes 0.674 ms, with those that are the fastest one by one 0.735 (H200). So where the
-        rule chooses that kernel up to 1024 rows there are no candidates.
+        Layers whose four products run wgmma_tile defer their norms, and other variants are the fastest in such layers
+        than alone: BERT-large at 256 tokens takes 0.674 ms, with the variants that are the fastest alone 0.735 (H200).
+        So where the rule chooses that kernel up to 1024 rows there are no candidates.
 
         With a norm the candidates are the kernels that contain it, and what the product without it runs in this
         process, followed by the norm. Raises NothingProposed.

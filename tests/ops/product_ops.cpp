@@ -27,8 +27,8 @@ struct Around {
   std::optional<HeadWords> words;
 };
 
-// One product by `linear`, and by kernels what it leaves; `apart`: `linear` is asked for the product alone. out has
-// room for what a gate reads, said for exchanged moments.
+// A product by `linear`, and by kernels the parts that `linear` leaves. apart: `linear` is asked for the product alone.
+// out has room for the numbers that a gate reads, said for exchanged moments.
 template <class Device, class T>
 void run_product(Context<Device>& context, const Linear<T>& w, const Tensor& a, Activation activation, Gate gate,
                  const Around& around, bool apart, const Tensor& out, const Tensor& sum, const Tensor& normed,

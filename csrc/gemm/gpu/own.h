@@ -201,7 +201,8 @@ constexpr bool is_16_bit_linear(const Product& p) {
          p.m > 0 && p.n > 0 && p.k > 0;
 }
 
-// Operands in E4M3, a with one scale and b with one or one for each row; c of 16 bits, or E4M3 with one scale.
+// Operands in E4M3, a with a single scale, b with a single scale or a scale for each row; c of 16 bits, or E4M3 with a
+// scale.
 constexpr bool is_e4m3_linear(const Product& p) {
   return p.a == DType::e4m3 && p.b == DType::e4m3 && p.a_scales == Granularity::tensor &&
          p.b_scales != Granularity::none && (p.c == DType::fp16 || p.c == DType::bf16 || p.c == DType::e4m3) &&

@@ -30,7 +30,7 @@ constexpr int kMostApartSteps = 20;
 constexpr int kFewRowsThreads = kFewRowsReaders + 32;
 
 // The ring of b's chunks; and of rooms, which all readers fill and the warp that adds up empties. Every lane arrives:
-// behind one lane's arrival racecheck reports what the others have read as a race, and it was no faster (H100).
+// if a single lane does, racecheck reports the other lanes' reads as a race, and it was no faster (H100).
 using ChunkRing = Ring<kMostStages, kFewRowsReaders>;
 using RoomRing = Ring<kRooms, 32, kFewRowsReaders>;
 

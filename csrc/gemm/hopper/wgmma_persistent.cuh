@@ -46,8 +46,8 @@ struct PersistentMemory {
 };
 
 // Tiles of C as wide as a cluster's blocks together, `columns` of them side by side. Groups of `group_columns` columns
-// come after each other, each in the order of rows. The first `whole` are computed one by one, those behind them in
-// halves of 64 rows: where these fill less than half of a wave it takes half the time. Of the last row of tiles of the
+// come after each other, each in the order of rows. The first `whole` tiles are computed whole, the rest in halves of
+// 64 rows. Where the halves fill less than half of a wave, they take half the time. Of the last row of tiles of the
 // last group there are only the upper halves where C ends in these.
 struct PersistentWork {
   int64_t m;

@@ -3,8 +3,8 @@
 //
 // The numbers come from memory as they are, and become 16-bit ones, rounded as dequantise_q8_0 rounds them, in the
 // registers of the warps that multiply: a register operand of a warpgroup has 64 rows, so that these are b's, and a's
-// are the columns. While a step of k is multiplied, the next one's numbers are converted. A block stays and takes one
-// tile of c after another; one warp asks for what all of them read.
+// are the columns. While a step of k is multiplied, the next one's numbers are converted. A block stays and takes the
+// tiles of c by turns; one of its warps asks for the memory that all read.
 #pragma once
 #include <type_traits>
 

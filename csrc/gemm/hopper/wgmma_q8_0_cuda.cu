@@ -55,9 +55,9 @@ void run(const Context<Cuda>& context, int variant, const Product& p, const Prod
 
 // The lines are of more rows than few_rows has.
 OwnGuess guess(const Gpu& gpu, const Product& p) {
-  // Microseconds of a step of k of one block on a multiprocessor, of two together (0: one has no room for two), and of
-  // what is around a tile's steps. Fitted to 32 products of Llama-2-7B's matrices on an H100: what it chooses is at
-  // most 4 % behind the fastest.
+  // Microseconds of a step of k with one block on a multiprocessor, with two together (0: there is no room for two),
+  // and of the work around a tile's steps. Fitted to 32 products of Llama-2-7B's matrices on an H100: what it chooses
+  // is at most 4 % behind the fastest.
   static constexpr struct {
     int variant;
     double alone, together, tile;

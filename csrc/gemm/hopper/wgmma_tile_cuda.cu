@@ -72,10 +72,10 @@ int64_t blocks_of(int variant, const Product& p) {
   return over(p.m, tile.rows) * over(p.n, tile.columns) * tile.split;
 }
 
-// Up to few_rows_of, or -1: the narrowest tile with which every block has a multiprocessor of its own, and up to 128
-// rows leaves some free, on which the next kernel begins; where k is long, first one that divides it. On an H200 layers
-// of BERT-base, BERT-large and MiniLM-L6 in fp16 took 0.96 to 1.07 times as long as with products that were chosen in
-// layers for each size, 1.013 times in the mean of 57 sizes.
+// Up to few_rows_of, else -1: the narrowest tile with which every block has a multiprocessor of its own. Up to 128 rows
+// some multiprocessors must stay free, on which the next kernel begins. Where k is long, tiles that divide k come
+// first. On an H200 layers of BERT-base, BERT-large and MiniLM-L6 in fp16 took 0.96 to 1.07 times as long as with
+// products that were chosen in layers for each size, 1.013 times in the mean of 57 sizes.
 int few_rows_variant(const Gpu& gpu, const Product& p) {
   const auto fits = [&](int variant, double share) {
     return supports(gpu, variant, p) && static_cast<double>(blocks_of(variant, p)) <= share * gpu.sm_count;

@@ -36,9 +36,9 @@ WindowMaps window_maps(const Call<T>& call, const Window& window, int tile_keys 
   const Sequences& s = call.sequences;
   check_rows(call.from);
   const int64_t shared = heads.count / heads.kv, bytes = 2 * s.max_k * heads.size * bytes_of(dtype);
-  // Where sequences are short, blocks of one head side by side: the first reads what the others find in L2, and of the
-  // blocks that run together some wait for memory while others compute. 64x256 64.2 -> 53.7 us, 64x256 with heads of
-  // 128 100.9 -> 89.6; causal 16x1024 78.9 and 83.2 (12 heads, H100).
+  // Where sequences are short, blocks of one head run side by side. The first block brings keys to L2 for the rest, and
+  // some blocks wait for memory while others compute. 64x256 64.2 -> 53.7 us, 64x256 with heads of 128 100.9 -> 89.6;
+  // causal 16x1024 78.9 and 83.2 (12 heads, H100).
   const int64_t near =
       s.max_k <= 512 ? 1 : std::clamp<int64_t>(call.context.l2_bytes / 2 / bytes * shared, 1, heads.count * s.count);
   const bool keys = s.rows_k > 0;  // else nobody reads the maps, which are q's

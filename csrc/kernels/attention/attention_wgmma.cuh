@@ -5,10 +5,10 @@
 // A warpgroup owns 64 queries. One thread asks for tiles of 64 keys and values, a ring of stages ahead, and the
 // warpgroups of a block go through them each at its own pace. The products of a tile's probabilities and of the next
 // tile's scores, or a step's and the next one's, are started together and waited for once; four to seven warpgroups
-// share a multiprocessor, so that one's softmax runs under another's products. Where there are fewer blocks than
-// multiprocessors, what counts is how long one takes: there several warpgroups own the same 64 queries and take the
-// tiles of keys in turn, and what they found is added at the end. With a window a block goes from the first tile that
-// one of its queries sees to the last.
+// share a multiprocessor, so that one's softmax runs under another's products. With fewer blocks than multiprocessors
+// the time of a single block counts. Several warpgroups then own the same 64 queries, take the tiles of keys in turn,
+// and add their results at the end. With a window a block goes from the first tile that one of its queries sees to the
+// last.
 #pragma once
 #include "device/ring.cuh"
 #include "device/wgmma.cuh"

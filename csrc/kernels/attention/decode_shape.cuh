@@ -37,7 +37,7 @@ struct DecodeShape {
   static constexpr int kFours = kHeadSize / 4, kItems = kHeads * kFours;  // an item: four columns of a head
 
   static __device__ int warp() { return static_cast<int>(threadIdx.x / 32); }
-  // Of the lanes that have a key together, which one this is; and which of the warp's keys they have.
+  // The place of this lane among the lanes that share a key, and the place of that key among the warp's keys.
   static __device__ int part() { return static_cast<int>(threadIdx.x % kLanes); }
   static __device__ int key() { return static_cast<int>(threadIdx.x % 32 / kLanes); }
   // Which of the head's chunks is this lane's chunk i, and whether there is one.

@@ -13,8 +13,8 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// Packs of kWide elements where both ends of x and out allow it: kWide elements each, then what is left, one each.
-// Divides, so that the result is that of the quotient.
+// A thread takes kWide elements where both x and out are aligned to that, and of the rest a single element. Divides, so
+// that the result is that of the quotient.
 template <int W, class E>
 __global__ void __launch_bounds__(kThreads) quantise_kernel(const E* x, int64_t count, E4m3Rows out) {
   constexpr int kLoads = W < kWidth<E> ? 1 : W / kWidth<E>, kLoad = W / kLoads;

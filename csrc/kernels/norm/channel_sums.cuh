@@ -18,8 +18,8 @@ struct Part {
 
 struct SumsPlan {
   bool planes;
-  // Columns: memory is [grid.rows, grid.cols], a row a whole number of [channels, inner] and of eights; what is left is
-  // one more row, which is not full.
+  // Columns: memory is [grid.rows, grid.cols], a row a whole number of [channels, inner] and of eights. The rest of the
+  // memory is a last row, not full.
   ColumnGrid grid;
   int64_t rest;
   // Planes: a warp has `segment` elements of one, `parts` warps have a plane.
