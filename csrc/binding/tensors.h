@@ -74,7 +74,6 @@ inline at::ScalarType scalar_type_of(DType dtype) {
     case DType::e4m3: return at::kFloat8_e4m3fn;
     case DType::int8: return at::kChar;
     case DType::uint8: return at::kByte;
-    case DType::q8_0: break;
   }
   fail("no type of torch is of that number");
 }

@@ -21,12 +21,6 @@ void* writable(uintptr_t pointer) { return reinterpret_cast<void*>(pointer); }
 
 using Row = std::tuple<Product, int64_t, int64_t, std::string, std::string, std::array<uint64_t, 8>>;
 
-DType stored_type(const std::string& name) {
-  for (const DType only_stored : {DType::e4m3, DType::int8, DType::q8_0})
-    if (to_string(only_stored) == name) return only_stored;
-  return parse_dtype(name);
-}
-
 // types: of a, b and c
 Product linear_product(int64_t m, int64_t n, int64_t k, const std::array<std::string, 3>& types, bool bias,
                        const std::string& activation, bool layernorm, bool gated, bool prenorm) {
@@ -35,12 +29,13 @@ Product linear_product(int64_t m, int64_t n, int64_t k, const std::array<std::st
   Epilogue epilogue{.bias = bias, .activation = parse_activation(activation), .gate = gated ? Gate::pairs : Gate::none};
   epilogue.residual = layernorm || prenorm;
   epilogue.after = layernorm ? After::norm : prenorm ? After::norm_beside : After::nothing;
-  Product product{
-      .m = m, .n = n, .k = k, .a = stored_type(a), .b = stored_type(b), .c = stored_type(c), .epilogue = epilogue};
-  if (product.a == DType::e4m3) product.a_scales = Granularity::tensor;
-  if (product.b == DType::e4m3) product.b_scales = Granularity::row;
-  if (product.b == DType::q8_0) product.b_scales = Granularity::block;
-  return product;
+  return {.m = m,
+          .n = n,
+          .k = k,
+          .a = parse_format(a).numbers,
+          .b = &parse_format(b),
+          .c = parse_format(c).numbers,
+          .epilogue = epilogue};
 }
 
 OwnChoice own_choice(const std::string& kernel, const std::string& variant) {

@@ -13,9 +13,12 @@ enum class Granularity {
   none,    // there are no scales
   tensor,  // one scale
   row,     // [rows]
-  beside,  // a scale and a zero point behind the numbers of each row (byte_rows.h)
-  block,   // of 32 neighbours in a row, in memory with the numbers (q8_0.h)
+  beside,  // a scale and a zero point behind the numbers of each row (core/format.h)
 };
+inline Granularity granularity_of(const Format& edge) {
+  if (edge.block == kNoScales) return Granularity::none;
+  return edge.inside ? Granularity::beside : edge.block == kWholeMatrix ? Granularity::tensor : Granularity::row;
+}
 
 // A row-major matrix [rows, cols], read or written; who hands it on says how many rows and columns. Its type belongs to
 // the edge: it may be narrower than the residual stream's.

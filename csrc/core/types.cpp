@@ -64,7 +64,6 @@ std::string_view to_string(DType dtype) {
     case DType::e4m3: return "e4m3";
     case DType::int8: return "int8";
     case DType::uint8: return "uint8";
-    case DType::q8_0: return "q8_0";
   }
   return "?";
 }

@@ -23,8 +23,8 @@ struct bfloat16_t {
 };
 
 enum class DeviceKind { cpu, cuda };
-// Numbers in memory; how matrices of them are stored, with scales: core/format.h. q8_0: of int8, with its scales.
-enum class DType { fp32, fp16, bf16, e4m3, int8, uint8, q8_0 };
+// Of numbers in memory. How matrices of them are stored, with scales: core/format.h.
+enum class DType { fp32, fp16, bf16, e4m3, int8, uint8 };
 constexpr int64_t bytes_of(DType dtype) {  // an element
   return dtype == DType::fp32 ? 4 : dtype == DType::fp16 || dtype == DType::bf16 ? 2 : 1;
 }

@@ -54,7 +54,7 @@ struct Hash {
 // What products share a row: a bias counts where cuBLASLt adds it, and how many scales there are does not.
 Product without_m(Product product) {
   product.m = 0;
-  product.a_scales = product.b_scales = Granularity::none;
+  if (product.b == &formats::e4m3_tensor) product.b = &formats::e4m3;
   product.epilogue.bias = cublas_epilogue(product).bias;
   product.epilogue.norm = NormKind::layer;
   return product;
@@ -62,7 +62,7 @@ Product without_m(Product product) {
 
 // cuBLASLt runs none of these for `linear`: of an operand in E4M3 it takes one scale for both or vectors for both, and
 // leaves the result in 16 bits.
-bool has_scales(const Product& p) { return p.a_scales != Granularity::none || p.b_scales != Granularity::none; }
+bool has_scales(const Product& p) { return p.b->block != kNoScales; }
 
 }  // namespace
 
@@ -74,7 +74,6 @@ cudaDataType_t cuda_type(DType dtype) {
     case DType::e4m3: return CUDA_R_8F_E4M3;
     case DType::int8: return CUDA_R_8I;
     case DType::uint8: return CUDA_R_8U;
-    case DType::q8_0: break;
   }
   fail("cuBLASLt has no such type");
 }
@@ -106,9 +105,10 @@ size_t ProductHash::operator()(const Product& p) const {
   for (const int64_t value : {p.m, p.n, p.k, p.batch}) hash.mix(static_cast<uint64_t>(value));
   const Epilogue& e = p.epilogue;
   hash.mix(static_cast<uint64_t>(e.activation) << 40 | static_cast<uint64_t>(p.a) << 32 |
-           static_cast<uint64_t>(p.b) << 24 | static_cast<uint64_t>(p.c) << 16 | static_cast<uint64_t>(p.before) << 13 |
-           static_cast<uint64_t>(e.after) << 10 | static_cast<uint64_t>(e.norm) << 8 |
-           static_cast<uint64_t>(e.gate) << 4 | e.residual << 2 | e.bias << 1 | static_cast<int>(p.b_transposed));
+           static_cast<uint64_t>(p.b->numbers) << 24 | static_cast<uint64_t>(p.c) << 16 |
+           static_cast<uint64_t>(p.before) << 13 | static_cast<uint64_t>(e.after) << 10 |
+           static_cast<uint64_t>(e.norm) << 8 | static_cast<uint64_t>(e.gate) << 4 | e.residual << 2 | e.bias << 1 |
+           static_cast<int>(p.b_transposed));
   hash.mix(static_cast<uint64_t>(e.heads.columns) << 32 | static_cast<uint64_t>(e.heads.size) << 1 | e.heads.whole);
   return static_cast<size_t>(hash.value);
 }
@@ -171,7 +171,7 @@ Plan ProductPlans::describe(const PlanKey& key, const CublasEpilogue& epilogue, 
   if (p.a == DType::e4m3) set(plan.operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{1});
 
   set_layout(plan.a, cuda_type(p.a), p.m, p.k, p.batch);
-  set_layout(plan.b, cuda_type(p.b), p.b_transposed ? p.n : p.k, p.b_transposed ? p.k : p.n, p.batch);
+  set_layout(plan.b, cuda_type(p.b->numbers), p.b_transposed ? p.n : p.k, p.b_transposed ? p.k : p.n, p.batch);
   set_layout(plan.c, cuda_type(p.c), p.m, p.n, p.batch);
   return plan;
 }
@@ -269,7 +269,7 @@ Plan ProductPlans::make(const PlanKey& key, const CublasEpilogue& epilogue, cons
                         const Table& table) const {
   const Product& p = key.product;
   const bool with_norm = p.epilogue.normed();
-  if (p.b == DType::q8_0) {  // which cuBLASLt cannot be told of
+  if (p.b->block > 0) {  // which cuBLASLt cannot be told of
     Plan ours;
     ours.own = guess_product(gpu_, p);
     ours.supported = static_cast<bool>(ours.own);

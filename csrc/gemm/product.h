@@ -61,12 +61,13 @@ struct Epilogue {
 // With a gate c is [m, n / 2].
 struct Product {
   int64_t m = 0, n = 0, k = 0;
-  DType a = DType::fp32, b = DType::fp32, c = DType::fp32;  // as stored
+  DType a = DType::fp32;             // its numbers; how they are stored, b->other says
+  const Format* b = &formats::fp32;  // as stored
+  DType c = DType::fp32;             // its numbers; E4M3 has one scale
   Before before = Before::nothing;
   Epilogue epilogue = {};
   int64_t batch = 1;
   bool b_transposed = true;  // b is [n, k]
-  Granularity a_scales = Granularity::none, b_scales = Granularity::none;
   bool operator==(const Product&) const = default;
 
   // What runs where separate kernels do the norms, the residual sum and what becomes of heads. A residual's kernel adds
@@ -98,14 +99,6 @@ struct Matrix {
 // Of a matrix in q8_0 on a GPU.
 inline const half_t* q8_0_scales(const Matrix& matrix) { return q8_0_scales(matrix.data, matrix.n, matrix.k); }
 
-// A format as the element type and the granularity of a Product and an Operand.
-inline DType element_of(const Format& format) { return &format == &formats::q8_0 ? DType::q8_0 : format.numbers; }
-inline Granularity granularity_of(const Format& format) {
-  if (format.block == kNoScales) return Granularity::none;
-  if (format.inside) return format.block > 0 ? Granularity::block : Granularity::beside;
-  return format.block == kWholeMatrix ? Granularity::tensor : Granularity::row;
-}
-
 // What gammas, betas and biases of the norms on both sides of a product make of it, float [n] on the device: of a
 // product behind a norm by moments, and of one ahead (gpu/deferred_norm.h). They are made at load (layers/prepared.h).
 struct CorrectionVectors {
@@ -134,15 +127,7 @@ template <class T>
 Product product_of(const Linear<T>& linear, int64_t m, const Operand& a, DType c, Epilogue epilogue) {
   epilogue.bias = epilogue.bias && linear.bias;
   const Matrix& b = linear.weight;
-  return {.m = m,
-          .n = b.n,
-          .k = b.k,
-          .a = a.dtype,
-          .b = element_of(*b.format),
-          .c = c,
-          .epilogue = epilogue,
-          .a_scales = a.per,
-          .b_scales = granularity_of(*b.format)};
+  return {.m = m, .n = b.n, .k = b.k, .a = a.dtype, .b = b.format, .c = c, .epilogue = epilogue};
 }
 // The same where both edges are of the stream's type.
 template <class T>

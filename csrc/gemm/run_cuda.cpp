@@ -35,8 +35,7 @@ PlanKey key_of(const Context<Cuda>& context, const Product& product, const Produ
   key.workspace = context.gemm_workspace ? static_cast<int64_t>(context.gemm_workspace_bytes) : 0;
   key.tf32 = product.a == DType::fp32 && context.tf32;
   key.align_a = alignment(data.a);
-  key.align_b =
-      std::min(alignment(data.b), product.b_scales == Granularity::row ? alignment(data.b_scale) : uint16_t{256});
+  key.align_b = std::min(alignment(data.b), product.b->block == kWholeRow ? alignment(data.b_scale) : uint16_t{256});
   key.align_c = std::min({alignment(data.c), alignment(data.sums), alignment(data.copy), alignment(data.bias),
                           alignment(data.norm.gamma), alignment(data.norm.beta)});
   return key;
@@ -259,7 +258,7 @@ void check_own(const Context<Cuda>& context, const OwnChoice& own, const Product
   if (product.a != DType::e4m3) return;
   FTBERT_CHECK(data.a_scale && data.b_scale && (product.c != DType::e4m3 || data.c_scale),
                "a product of E4M3 needs the scales of its operands, and of a result in E4M3");
-  FTBERT_CHECK(product.b_scales != Granularity::row || reinterpret_cast<uintptr_t>(data.b_scale) % 16 == 0,
+  FTBERT_CHECK(product.b->block != kWholeRow || reinterpret_cast<uintptr_t>(data.b_scale) % 16 == 0,
                "a product of ftbert's own needs scales aligned to 16 bytes");
 }
 
@@ -323,7 +322,7 @@ bool is_one_kernel(const Context<Cuda>& context, const Linear<T>& linear, const 
 
 template <class Device, class T, class C>
 void gemm(Context<Device>& context, const Product& product, const T* a, const T* b, C* c) {
-  FTBERT_CHECK(product.a == kDType<T> && product.b == kDType<T> && product.c == kDType<C>,
+  FTBERT_CHECK(product.a == kDType<T> && product.b == kFormat<T> && product.c == kDType<C>,
                "a batch of products is described by other types than those of its matrices");
   const int64_t m = product.m, n = product.n, k = product.k;
   if (m == 0 || n == 0 || product.batch == 0) return;

@@ -58,9 +58,10 @@ void attend_general(Context<Device>& context, const Heads& heads, const T* qkv, 
     if (seq == 0) continue;
     const DType t = kDType<T>;
     const int64_t batch = some.count * heads.count;
-    const Product scores{.m = seq, .n = seq, .k = heads.size, .a = t, .b = t, .c = DType::fp32, .batch = batch};
+    const Product scores{
+        .m = seq, .n = seq, .k = heads.size, .a = t, .b = kFormat<T>, .c = DType::fp32, .batch = batch};
     const Product sums{
-        .m = seq, .n = heads.size, .k = seq, .a = t, .b = t, .c = t, .batch = batch, .b_transposed = false};
+        .m = seq, .n = heads.size, .k = seq, .a = t, .b = kFormat<T>, .c = t, .batch = batch, .b_transposed = false};
     add_qkv_bias<Device, T>(context, heads, qkv, bias, some, b.q, b.k, b.v);
     gemm<Device, T, float>(context, scores, b.q, b.k, b.scores);
     softmax<Device, T>(context, heads, b.scores, some, policy, b.probabilities);

@@ -37,7 +37,7 @@ Tensor linear_few_rows(const Tensor& a, const Tensor& weight, const OptionalTens
                         .n = n,
                         .k = k,
                         .a = type,
-                        .b = scales ? DType::q8_0 : type,
+                        .b = scales ? &formats::q8_0 : &plain_format(type),
                         .c = type,
                         .before = norm.kind == NormKind::none ? Before::nothing : Before::norm_rows,
                         .epilogue = {.bias = bias.has_value(),

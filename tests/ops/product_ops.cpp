@@ -137,9 +137,9 @@ void run_own_on(const std::string& kernel, const std::string& variant, const Ten
   data.b = weight.const_data_ptr();
   data.bias = bias ? bias->const_data_ptr() : nullptr;
   data.c = c.mutable_data_ptr();
-  const DType stored = weight.scalar_type() == at::kByte ? DType::q8_0 : type;
+  const Format& stored = weight.scalar_type() == at::kByte ? formats::q8_0 : plain_format(type);
   const Product product{
-      .m = a.size(0), .n = n, .k = a.size(1), .a = type, .b = stored, .c = type, .epilogue = epilogue};
+      .m = a.size(0), .n = n, .k = a.size(1), .a = type, .b = &stored, .c = type, .epilogue = epilogue};
   run_own(call.context, own, product, data);
 }
 
@@ -269,14 +269,12 @@ std::tuple<Tensor, Tensor, Tensor> linear_norm_e4m3(const Tensor& a, const Tenso
                         .n = n,
                         .k = a.size(1),
                         .a = DType::e4m3,
-                        .b = DType::e4m3,
+                        .b = &stored,
                         .c = type,
                         .epilogue = {.bias = bias.has_value(),
                                      .residual = true,
                                      .after = keep_sum ? After::norm_beside : After::norm,
-                                     .norm = norm.kind},
-                        .a_scales = Granularity::tensor,
-                        .b_scales = granularity_of(stored)};
+                                     .norm = norm.kind}};
   run_own(call.context, own, product,
           {.a = a.const_data_ptr(),
            .b = weight.const_data_ptr(),

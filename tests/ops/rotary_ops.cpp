@@ -69,16 +69,14 @@ Tensor linear_turned_op(const Tensor& a, const Tensor& weight, const OptionalTen
   run(out, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
     if constexpr (kNormInsideProducts<Device, T>) {
       call.context.overlap = false;  // as above
-      const DType type = kDType<T>, of_operands = a_scale ? DType::e4m3 : type;
+      const DType type = kDType<T>;
       const Product product{.m = a.size(0),
                             .n = weight.size(0),
                             .k = a.size(1),
-                            .a = of_operands,
-                            .b = of_operands,
+                            .a = stored ? stored->numbers : type,
+                            .b = stored ? stored : kFormat<T>,
                             .c = type,
-                            .epilogue = {.bias = bias.has_value(), .heads = head_columns(h, words.rules<T>())},
-                            .a_scales = a_scale ? Granularity::tensor : Granularity::none,
-                            .b_scales = stored ? granularity_of(*stored) : Granularity::none};
+                            .epilogue = {.bias = bias.has_value(), .heads = head_columns(h, words.rules<T>())}};
       FTBERT_CHECK(product.epilogue.heads, "products cannot norm and turn heads by these rules");
       const ProductData at{.a = data<void>(a),
                            .b = data<void>(weight),

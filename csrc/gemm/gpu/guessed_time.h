@@ -21,7 +21,7 @@ namespace ftbert {
 
 inline constexpr int64_t kLargeWeight = 10 << 20;  // numbers: 2560 x 4096, the smallest of those products'
 constexpr bool has_large_weight(const Product& p) {
-  return (p.b == DType::fp16 || p.b == DType::bf16) && p.n * p.k >= kLargeWeight;
+  return (p.b == &formats::fp16 || p.b == &formats::bf16) && p.n * p.k >= kLargeWeight;
 }
 
 // Up to here cuBLASLt and wgmma_persistent were not measured product by product, wgmma_tile was in layers, which defer
@@ -32,10 +32,7 @@ constexpr int64_t few_rows_of(const Product& p) { return has_large_weight(p) ? 1
 
 // Up to eight rows by a weight that is too large for the L2 cache take the time of reading it.
 constexpr bool is_reading(const Product& p) { return p.m <= 8 && p.n * p.k >= 1 << 24; }
-inline double reading_microseconds(const Product& p) {
-  const double bytes = p.b == DType::q8_0 ? 34.0 / 32 : static_cast<double>(bytes_of(p.b));
-  return bytes * static_cast<double>(p.n) * static_cast<double>(p.k) / 2.6e6;
-}
+inline double reading_microseconds(const Product& p) { return static_cast<double>(p.b->bytes(p.n, p.k)) / 2.6e6; }
 
 constexpr int64_t over(int64_t of, int64_t size) { return (of + size - 1) / size; }
 

@@ -56,7 +56,7 @@ struct ProductData {
   // Of E4M3 numbers, each the scale times what is stored. They lie on the device and are known before the call: kernels
   // read them, as the bias, while the kernel ahead may still be at work.
   const float* a_scale = nullptr;  // one
-  const float* b_scale = nullptr;  // one, or with Granularity::row [n]
+  const float* b_scale = nullptr;  // one, or those of rows [n], by b's format
   const float* c_scale = nullptr;  // one
   DType stream = DType::fp16;      // fp16 or bf16: of the bias, where c is not
   // Before::norm_rows: of vectors [k]. After::norm and norm_beside: of vectors [n], and what wgmma_norm.h says.
@@ -197,21 +197,21 @@ constexpr bool is_plain(const Product& p) {
 
 // 16-bit operands and result of one type, one product, b [n, k]: what most kernels ask for.
 constexpr bool is_16_bit_linear(const Product& p) {
-  return (p.a == DType::fp16 || p.a == DType::bf16) && p.b == p.a && p.c == p.a && p.batch == 1 && p.b_transposed &&
-         p.m > 0 && p.n > 0 && p.k > 0;
+  return (p.a == DType::fp16 || p.a == DType::bf16) && p.b->numbers == p.a && p.c == p.a && p.batch == 1 &&
+         p.b_transposed && p.m > 0 && p.n > 0 && p.k > 0;
 }
 
 // Operands in E4M3, a with a single scale, b with a single scale or a scale for each row; c of 16 bits, or E4M3 with a
 // scale.
 constexpr bool is_e4m3_linear(const Product& p) {
-  return p.a == DType::e4m3 && p.b == DType::e4m3 && p.a_scales == Granularity::tensor &&
-         p.b_scales != Granularity::none && (p.c == DType::fp16 || p.c == DType::bf16 || p.c == DType::e4m3) &&
-         p.batch == 1 && p.b_transposed && p.m > 0 && p.n > 0 && p.k > 0;
+  return p.a == DType::e4m3 && p.b->numbers == DType::e4m3 &&
+         (p.c == DType::fp16 || p.c == DType::bf16 || p.c == DType::e4m3) && p.batch == 1 && p.b_transposed &&
+         p.m > 0 && p.n > 0 && p.k > 0;
 }
 
 // b in Q8_0, all else of one 16-bit type.
 constexpr bool is_q8_0_linear(const Product& p) {
-  return (p.a == DType::fp16 || p.a == DType::bf16) && p.b == DType::q8_0 && p.c == p.a && p.batch == 1 &&
+  return (p.a == DType::fp16 || p.a == DType::bf16) && p.b == &formats::q8_0 && p.c == p.a && p.batch == 1 &&
          p.b_transposed && p.m > 0 && p.n > 0 && p.k > 0;
 }
 

@@ -37,8 +37,8 @@ std::string in_the_way(const Gpu& gpu, const Product& product) {
   const auto text = [](auto value) { return std::string(to_string(value)); };
   const Epilogue& e = product.epilogue;
   return "m=" + std::to_string(product.m) + " n=" + std::to_string(product.n) + " k=" + std::to_string(product.k) +
-         " batch=" + std::to_string(product.batch) + ", " + text(product.a) + " by " + text(product.b) + " in " +
-         text(product.c) + ", activation " + text(e.activation) + (e.gate != Gate::none ? " and a gate" : "") +
+         " batch=" + std::to_string(product.batch) + ", " + text(product.a) + " by " + std::string(product.b->name) +
+         " in " + text(product.c) + ", activation " + text(e.activation) + (e.gate != Gate::none ? " and a gate" : "") +
          (has_kernel(gpu, product) ? "" : ": no kernel of ours does " + member() + " beside the rest");
 }
 

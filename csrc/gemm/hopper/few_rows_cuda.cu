@@ -32,20 +32,21 @@ BlockMemory block_memory(int64_t m, bool add) {
 }
 
 // Of a row of a in shared memory: eight of them begin in different banks.
-int row_bytes(DType b, int64_t k) {
-  return static_cast<int>(b == DType::q8_0 ? (k + 127) / 128 * 128 + 16 : (2 * k + 127) / 128 * 128 + 64);
+int row_bytes(const Format* b, int64_t k) {
+  return static_cast<int>(b == &formats::q8_0 ? (k + 127) / 128 * 128 + 16 : (2 * k + 127) / 128 * 128 + 64);
 }
 // Of all m, and of the scales behind them.
-int64_t rows_bytes(DType b, int64_t m, int64_t k) {
-  const int64_t scales = b == DType::q8_0 ? Q8Tiles<__half>::scale_bytes(static_cast<int>(m), static_cast<int>(k)) : 0;
+int64_t rows_bytes(const Format* b, int64_t m, int64_t k) {
+  const int64_t scales =
+      b == &formats::q8_0 ? Q8Tiles<__half>::scale_bytes(static_cast<int>(m), static_cast<int>(k)) : 0;
   return m * row_bytes(b, k) + scales;
 }
 
-bool fits(const Gpu& gpu, DType stream, DType b, int64_t m, int64_t n, int64_t k) {
-  const bool q8 = b == DType::q8_0;
+bool fits(const Gpu& gpu, DType stream, const Format* b, int64_t m, int64_t n, int64_t k) {
+  const bool q8 = b == &formats::q8_0;
   const int chunk = q8 ? Q8Tiles<__half>::kChunk : PlainRows<__half>::kChunk;
-  return has_warpgroups(gpu.capability) && (stream == DType::fp16 || stream == DType::bf16) && (q8 || b == stream) &&
-         m > 0 && m <= kMostFewRows && n > 0 && n % kTileRows == 0 && k > 0 &&
+  return has_warpgroups(gpu.capability) && (stream == DType::fp16 || stream == DType::bf16) &&
+         (q8 || b->numbers == stream) && m > 0 && m <= kMostFewRows && n > 0 && n % kTileRows == 0 && k > 0 &&
          k % (q8 ? Q8Tiles<__half>::kStep : PlainRows<__half>::kStep) == 0 && n * k <= INT32_MAX &&
          k <= kMostPreparedColumns && rows_bytes(b, m, k) + kFewestStages * chunk <= kWhole;
 }
@@ -60,7 +61,7 @@ bool supports(const Gpu& gpu, int, const Product& p) {
 // Of 16 bits cuBLASLt's kernels for few rows are as fast where L2 holds what they read; beside wgmma_tile it was not
 // measured.
 OwnGuess guess(const Gpu& gpu, const Product& p) {
-  const bool q8 = p.b == DType::q8_0;
+  const bool q8 = p.b == &formats::q8_0;
   if (!supports(gpu, 0, p) || (is_plain(p) && !q8 && !is_reading(p))) return {};
   return {0, 2.5 + reading_microseconds(p), !q8};
 }
@@ -138,7 +139,7 @@ void run_type(const Context<Cuda>& context, const Product& p, const ProductData&
                         .count = data.tile_count,
                         .prepared = nullptr,
                         .prepared_bytes = 0};
-  p.b == DType::q8_0 ? launch<E, Q8Tiles<E>>(context, p, work) : launch<E, PlainRows<E>>(context, p, work);
+  p.b == &formats::q8_0 ? launch<E, Q8Tiles<E>>(context, p, work) : launch<E, PlainRows<E>>(context, p, work);
 }
 
 void run(const Context<Cuda>& context, int, const Product& p, const ProductData& data) {

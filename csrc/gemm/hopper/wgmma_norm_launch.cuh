@@ -40,7 +40,7 @@ void launch_norm(const Context<Cuda>& context, const Product& p, const ProductDa
   }
   Maps maps;
   maps.a = tensor_map(data.a, p.a, p.m, p.k, Shape::kTileM);
-  maps.b = tensor_map(data.b, p.b, p.n, p.k, Shape::kTileN);
+  maps.b = tensor_map(data.b, p.b->numbers, p.n, p.k, Shape::kTileN);
   maps.in = tensor_map(data.c, p.c, p.m, p.n, Shape::kTileM);
   maps.out = tensor_map(data.c, p.c, p.m, p.n, 16);
   if constexpr (Maps::kKeepSum)

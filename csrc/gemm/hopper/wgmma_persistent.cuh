@@ -310,7 +310,7 @@ void launch_persistent(const Context<Cuda>& context, const char* name, int varia
                       std::min(work.items, context.sm_count / kBlocks) * kBlocks, kThreads, PersistentMemory<A>::kBytes,
                       kBlocks, tensor_map(data.a, p.a, p.m, p.k, kTileM / kBlocks),
                       tensor_map(data.a, p.a, p.m, p.k, kTileM / 2 / kBlocks),
-                      tensor_map(data.b, p.b, p.n, p.k, kTileN), work, arguments);
+                      tensor_map(data.b, p.b->numbers, p.n, p.k, kTileN), work, arguments);
   });
 }
 

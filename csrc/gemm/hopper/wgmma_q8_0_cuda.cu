@@ -20,13 +20,9 @@ using Shapes =
     ShapeList<Variant<16, 1, 2>, Variant<32, 1, 2>, Variant<64, 1, 2>, Variant<128, 2, 1>, Variant<256, 2, 1>>;
 
 // Results are stored 16 bytes at a time, with a gate too.
-bool fits(const Gpu& gpu, DType stream, DType b, int64_t n, int64_t k) {
-  return has_warpgroups(gpu.capability) && (stream == DType::fp16 || stream == DType::bf16) && b == DType::q8_0 &&
-         n > 0 && n % 16 == 0 && k > 0 && k % kQ8Step == 0 && n * k <= INT32_MAX;
-}
-
 bool supports(const Gpu& gpu, int, const Product& p) {
-  return is_q8_0_linear(p) && is_plain(p) && fits(gpu, p.a, p.b, p.n, p.k);
+  return has_warpgroups(gpu.capability) && is_q8_0_linear(p) && is_plain(p) && p.n % 16 == 0 && p.k % kQ8Step == 0 &&
+         p.n * p.k <= INT32_MAX;
 }
 
 template <class E, class Shape>

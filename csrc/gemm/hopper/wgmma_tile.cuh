@@ -222,7 +222,8 @@ void launch_tile(const Context<Cuda>& context, const char* name, const Product& 
   const auto blocks = [](int64_t of, int64_t size) { return static_cast<unsigned>((of + size - 1) / size); };
   const dim3 grid(blocks(p.n, Shape::kTileN) * Shape::kSplit, blocks(p.m, Shape::kTileM));
   launch_overlapped(context, name, wgmma_tile_kernel<A, Shape, Ending>, grid, Shape::kThreads, kBytes, Shape::kSplit,
-                    tensor_map(data.a, p.a, p.m, p.k, Shape::kTileM), tensor_map(data.b, p.b, p.n, p.k, Shape::kTileN),
+                    tensor_map(data.a, p.a, p.m, p.k, Shape::kTileM),
+                    tensor_map(data.b, p.b->numbers, p.n, p.k, Shape::kTileN),
                     TileWork{p.m, static_cast<int>(p.n), static_cast<int>(p.k)}, arguments);
 }
 

@@ -104,8 +104,7 @@ class DeviceTuner : public Tuner {
     recording->products = static_cast<double>(weights);
     recording->alone = neighbour_alone(b, c, weights);
     recording->graph = capture(weights, [&](int64_t i) {
-      launch(algorithm, a, static_cast<const char*>(b) + i * product().n * product().k * bytes_of(product().b), bias,
-             c);
+      launch(algorithm, a, static_cast<const char*>(b) + i * product().b->bytes(product().n, product().k), bias, c);
       neighbour(b, c);
     });
     if (!recording->graph) return nullptr;

@@ -19,7 +19,7 @@ struct E4m3Scales {
 };
 
 inline E4m3Scales scales_of(const Product& p, const ProductData& data) {
-  return {data.a_scale, data.b_scale, p.b_scales == Granularity::row};
+  return {data.a_scale, data.b_scale, p.b->block == kWholeRow};
 }
 
 // run.operator()<E, C>() of a product of E4M3: the bias's type and the result's, E or E4M3.
