@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from ftbert.server.activations import choose_activation
+from ftbert.server.job import Kind
 from ftbert.server.settings import Settings
 from ftbert.text import PairTemplate, TextOptions, TextSettings, Tokenizer, unweighted
 
@@ -87,9 +88,28 @@ class ScoreFacts(msgspec.Struct, frozen=True):
     instructed: PairTemplate | None = None
 
 
+class Task(NamedTuple):
+    """What a model is for. words: of the error where it is not. kind: of the batches that its engine times at first.
+    vectors: of TextOptions. pooling: as /info says it, "" where settings do."""
+
+    words: str
+    kind: Kind
+    vectors: str = "dense"
+    pooling: str = ""
+
+
+TASKS = {
+    "embedding": Task("an embedding", Kind.EMBED),
+    "sparse": Task("a SPLADE", Kind.SPARSE, "sparse", "splade"),
+    "multi_vector": Task("a multi-vector", Kind.VECTORS, "multi", "token_embed"),
+    "classifier": Task("a classifier", Kind.LOGITS),
+    "reranker": Task("a re-ranker", Kind.LOGITS),
+    "token_classifier": Task("a token classification", Kind.TOKEN_LOGITS),
+}
+
+
 class Description(msgspec.Struct, frozen=True):
-    """task: "embedding", "sparse", "multi_vector", "classifier", "reranker" or "token_classifier". batch_tokens, rate:
-    tokens of a batch, and tokens/s at that size, once these are timed."""
+    """task: one of TASKS. batch_tokens, rate: tokens of a batch, and tokens/s at that size, once these are timed."""
 
     name: str
     source: str
@@ -106,30 +126,25 @@ def describe(model: Model, name: str, source: str, settings: Settings) -> Descri
     """ValueError where the model's folder has no tokenizer that a worker can use, or a choice in `settings` does not
     fit the model."""
     from ftbert.dtypes import told_dtype
-    from ftbert.text import ScoreSettings
+    from ftbert.text import ScoreSettings, tokenizer_of
 
     if model.folder is None:
         raise ValueError(f"{source}: no folder with a tokenizer, which a server needs")
-    folder = model.folder
     task, labels = _task(model)
     activation, config = "Identity", model.checkpoint.config.huggingface
-    if task == "embedding":
-        text = TextSettings.from_folder(folder)
-        if text.other:
-            task = "sparse" if text.sparse is not None else "multi_vector"
-    else:
-        scores = ScoreSettings.of(folder, config)
-        text = scores.text
-        if task != "token_classifier":
-            named = None if scores.activation is None else type(scores.activation).__name__
-            activation = choose_activation(named, config.get("problem_type"), len(labels))
-    checked, hidden = Tokenizer(folder, text, model.config.max_seq), model.config.hidden
+    if TASKS[task].kind == Kind.LOGITS:
+        named = ScoreSettings.of(model.folder, config).activation
+        name_of = None if named is None else type(named).__name__
+        activation = choose_activation(name_of, config.get("problem_type"), len(labels))
+    checked, hidden = tokenizer_of(model, scores=bool(labels)), model.config.hidden
+    text = checked.settings
+    if not labels and text.other:
+        task = "sparse" if text.sparse is not None else "multi_vector"
     # Refuses an unknown pooling.
-    vectors = {"sparse": "sparse", "multi_vector": "multi"}.get(task, "dense")
-    options = TextOptions.choose(checked, hidden, pooling=settings.pooling, vectors=vectors)
+    options = TextOptions.choose(checked, hidden, pooling=settings.pooling, vectors=TASKS[task].vectors)
     if checked.backend is None:
         words = f"a server needs a fast tokenizer, and {type(checked.loaded).__name__} is written in Python"
-        raise ValueError(f"{folder}: {words}")
+        raise ValueError(f"{model.folder}: {words}")
     facts = ModelFacts(
         dtype=told_dtype(model.dtype),
         device=str(model.device),
@@ -139,7 +154,7 @@ def describe(model: Model, name: str, source: str, settings: Settings) -> Descri
         token_types=model.config.token_types,
     )
     texts = _text(checked, _default_prompt(text, settings), FILLS in model.tasks)
-    pooling = {"sparse": "splade", "multi_vector": "token_embed"}.get(task, options.pooling)
+    pooling = TASKS[task].pooling or options.pooling
     found = _scores(checked, labels, activation, texts.default_prompt if task == "reranker" else None)
     return Description(name, source, task, facts, texts, _vectors(checked, pooling, options.truncate_dim), found)
 

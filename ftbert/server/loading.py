@@ -18,14 +18,14 @@ import numpy as np
 
 from ftbert import cores
 from ftbert.server.batcher import Batch, Limits, Span
-from ftbert.server.description import Description, describe
+from ftbert.server.description import TASKS, Description, describe
 from ftbert.server.engine import Engine
 from ftbert.server.job import Job, Kind
 from ftbert.server.logs import LOG
 from ftbert.server.metrics import Row
 from ftbert.server.settings import Settings
 from ftbert.server.text_encoder import TextEncoder
-from ftbert.text import TextSettings, panics_as_errors
+from ftbert.text import panics_as_errors
 
 # A batch is the smallest with this share of the best tokens/s; larger ones only add waiting: none takes longer than
 # this, in seconds, since the most urgent newcomer waits for it.
@@ -69,6 +69,7 @@ def load_engine(
         from ftbert.loaded_types import has_own_dtype
         from ftbert.model import load
         from ftbert.server.compute import Compute
+        from ftbert.text import tokenizer_of
 
     if threads is not None:
         cores.share(threads)
@@ -82,21 +83,14 @@ def load_engine(
     with _IMPORTING:
         about = describe(model, name, source, settings)
     TextEncoder(about)  # what each worker makes of it: raises here what it would raise there
-    assert model.folder is not None  # else `describe` has refused it
-    embeds = about.task in ("embedding", "sparse", "multi_vector")
-    text = (TextSettings.from_folder if embeds else TextSettings.for_scores)(model.folder)
+    text = tokenizer_of(model, scores=bool(about.scores.labels)).settings
     compute = Compute(model, about.vectors.pooling, about.scores.score_ids, text)
-    kinds = {
-        "embedding": Kind.EMBED, "sparse": Kind.SPARSE, "multi_vector": Kind.VECTORS,
-        "token_classifier": Kind.TOKEN_LOGITS,
-    }  # fmt: skip
-    kind = kinds.get(about.task, Kind.LOGITS)
     loaded = time.monotonic()
     if model.device.type == "cpu":
         LOG.info("%s has %s", name, cores.sentence())
     with alone(device):
         waited = time.monotonic()
-        budget, rate = timed(compute, kind, about, settings)
+        budget, rate = timed(compute, TASKS[about.task].kind, about, settings)
     LOG.info("%s is ready on %s: %d tokens at once, %.0f tokens/s (loaded in %.1f s, timed in %.1f s)", name, device,
              budget, rate, loaded - began, time.monotonic() - waited)  # fmt: skip
     about = msgspec.structs.replace(about, batch_tokens=budget, rate=rate)

@@ -11,7 +11,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ftbert.server.description import Description
+from ftbert.server.description import TASKS, Description
 from ftbert.server.errors import ApiError, of_failure, validation
 from ftbert.server.job import Job, Kind
 from ftbert.server.links import Answer, Disconnected, Failed, Link, next_id
@@ -124,11 +124,7 @@ class ServedModel:
     def expect(self, *tasks: str) -> None:
         """ApiError 424, as TEI, where the model is for something else."""
         if not any(map(self.does, tasks)):
-            wanted = {
-                "embedding": "an embedding", "sparse": "a SPLADE", "classifier": "a classifier",
-                "reranker": "a re-ranker", "token_classifier": "a token classification",
-                "fill_mask": "a masked language",
-            }[tasks[0]]  # fmt: skip
+            wanted = "a masked language" if tasks[0] == "fill_mask" else TASKS[tasks[0]].words
             words = f"model is not {wanted} model (it is: {self.about.task})"
             raise ApiError("Backend", words, counted="model_type")
 
