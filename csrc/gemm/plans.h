@@ -63,6 +63,8 @@ struct ProductPlans {
   // The plan of this key, made on first use: the tuned table's choice; where it has none guess_product's, else
   // cuBLASLt's first proposal. The bias is any of the key's alignment.
   Plan get(const PlanKey& key, const void* bias);
+  // Its kernel of ours, without a copy of the plan.
+  OwnChoice own(const PlanKey& key, const void* bias);
 
   // Replaces the tuned table; plans made so far are forgotten.
   void set_table(const std::vector<TunedRow>& rows);

@@ -150,6 +150,14 @@ Plan ProductPlans::get(const PlanKey& key, const void* bias) {
   return plan;
 }
 
+OwnChoice ProductPlans::own(const PlanKey& key, const void* bias) {
+  {
+    const std::shared_lock lock(mutex_);
+    if (const auto it = plans_.find(key); it != plans_.end()) return it->second.own;
+  }
+  return get(key, bias).own;
+}
+
 void ProductPlans::set_table(const std::vector<TunedRow>& rows) {
   auto table = std::make_shared<Table>();
   for (const TunedRow& row : rows) (*table)[without_m(row.product)][row.to] = row;

@@ -181,7 +181,7 @@ template <class T>
 bool run_whole(const Context<Cuda>& context, Sentence<T>& all) {
   PlanKey key = key_of(context, all.product, all.data);
   key.in_step = all.in_step, key.cached = all.cached;
-  const OwnChoice own = context.plans->get(key, all.data.bias).own;
+  const OwnChoice own = context.plans->own(key, all.data.bias);
   if (!own) return false;
   all.product.m = all.rows;
   run_own(context, own, all.product, all.data);
@@ -317,7 +317,7 @@ size_t weight_scratch_bytes(const Context<Cuda>& context, const Linear<T>& linea
 
 template <class T>
 bool is_one_kernel(const Context<Cuda>& context, const Linear<T>& linear, const Product& product) {
-  return static_cast<bool>(context.plans->get(key_of(context, product, {.b = linear.weight.data}), linear.bias).own);
+  return static_cast<bool>(context.plans->own(key_of(context, product, {.b = linear.weight.data}), linear.bias));
 }
 
 template <class Device, class T, class C>
