@@ -44,10 +44,12 @@ DecoderHead check_head(const EncoderClass& encoder, const at::Tensor& weight, st
   }
   if (scale) {
     check_q8_0(weight, *scale, "weight", "scale");
-    return {pack_q8_0(weight, *scale), &formats::q8_0, bias, vocab};
+    return {.weight = pack_q8_0(weight, *scale), .format = &formats::q8_0, .bias = bias, .vocab = vocab};
   }
-  return {device.is_cpu() ? pack_weight(weight.detach()) : weight.detach().contiguous(), &plain_format(dtype_of(type)),
-          bias, vocab};
+  return {.weight = device.is_cpu() ? pack_weight(weight.detach()) : weight.detach().contiguous(),
+          .format = &plain_format(dtype_of(type)),
+          .bias = bias,
+          .vocab = vocab};
 }
 
 // What computes the encoder's layers: its ranks, its stages or itself.

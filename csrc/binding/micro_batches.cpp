@@ -44,7 +44,10 @@ std::vector<int64_t> offsets_of(const Call& call) {
 }
 
 Run run_of(const std::vector<int64_t>& offsets, int64_t begin, int64_t end) {
-  return {begin, end - begin, offsets[begin], offsets[end] - offsets[begin]};
+  return {.first_sequence = begin,
+          .sequences = end - begin,
+          .first_token = offsets[begin],
+          .tokens = offsets[end] - offsets[begin]};
 }
 
 // Wants that each stage answers for its layers or knows; of `rows` only whether they exist.

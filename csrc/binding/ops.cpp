@@ -196,13 +196,20 @@ TORCH_LIBRARY(ftbert, m) {
              const TensorDict& shared, const std::string& process_group, const std::string& comparisons, bool contents,
              const std::string& model) {
             std::shared_ptr<const Processes> processes;
-            if (!process_group.empty()) processes.reset(new Processes{process_group, comparisons, contents, model});
-            return c10::make_intrusive<EncoderClass>(Stages{stages.vec(), config, first_layers, processes, shared});
+            if (!process_group.empty())
+              processes = std::make_shared<const Processes>(
+                  Processes{.group = process_group, .comparisons = comparisons, .contents = contents, .model = model});
+            return c10::make_intrusive<EncoderClass>(Stages{.here = stages.vec(),
+                                                            .config = config,
+                                                            .first_layers = first_layers,
+                                                            .processes = processes,
+                                                            .shared = shared});
           })
       .def("join",
            [](const EncoderPtr& self, const std::string& process_group, const std::string& comparisons, bool contents,
               const std::string& model) {
-             const Processes processes{process_group, comparisons, contents, model};
+             const Processes processes{
+                 .group = process_group, .comparisons = comparisons, .contents = contents, .model = model};
              self->engine().join(join_process_group(processes, self->config().shard, self->device()));
            },
            "", {torch::arg("process_group"), torch::arg("comparisons"), torch::arg("contents"), torch::arg("model")})

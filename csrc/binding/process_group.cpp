@@ -160,8 +160,9 @@ void ProcessGroup::lost(const std::string& why) const {
 
 AnyCommunicator join_process_group(const Processes& processes, const Shard& shard, at::Device device) {
   const auto group = std::make_shared<const ProcessGroup>(processes, shard.rank, shard.size);
-  if (device.is_cpu()) return {std::make_shared<ProcessGroupRank<Cpu>>(group, shard, device), nullptr, group};
-  return {nullptr, std::make_shared<ProcessGroupRank<Cuda>>(group, shard, device), group};
+  if (device.is_cpu())
+    return {.cpu = std::make_shared<ProcessGroupRank<Cpu>>(group, shard, device), .processes = group};
+  return {.cuda = std::make_shared<ProcessGroupRank<Cuda>>(group, shard, device), .processes = group};
 }
 
 }  // namespace ftbert::binding

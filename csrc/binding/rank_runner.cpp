@@ -95,8 +95,8 @@ RankRunner::~RankRunner() {
 
 AnyCommunicator RankRunner::communicator(int64_t rank) const {
   // Each shares the group.
-  if (cpu_) return {{cpu_, &cpu_->at(rank)}, nullptr};
-  return {nullptr, {cuda_, &cuda_->at(rank)}};
+  if (cpu_) return {.cpu = {cpu_, &cpu_->at(rank)}};
+  return {.cuda = {cuda_, &cuda_->at(rank)}};
 }
 
 at::Tensor RankRunner::at_rank(const at::Tensor& tensor, int64_t rank) const {

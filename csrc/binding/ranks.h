@@ -14,8 +14,8 @@ struct Processes;
 
 // One of the two, or neither. processes: of ranks that are processes.
 struct AnyCommunicator {
-  std::shared_ptr<Communicator<Cpu>> cpu;
-  std::shared_ptr<Communicator<Cuda>> cuda;
+  std::shared_ptr<Communicator<Cpu>> cpu = {};
+  std::shared_ptr<Communicator<Cuda>> cuda = {};
   std::shared_ptr<const ProcessGroup> processes = {};
 
   template <class Device>
