@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from math import inf
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ftbert.server.memory import PER_ENTITY, PER_ENTRY, PER_NUMBER
 
@@ -14,14 +14,12 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ftbert.server.description import Description
-
 
 BEST = 100  # what may stand in the place of a masked token; of a smaller vocabulary fewer
 ENTRIES = 4096  # of a sparse vector, the largest: trained models give some hundred
 
 
-def _bytes_of_labels(about: Description) -> int:
+def _bytes_of_labels(about: Any) -> int:
     labels = about.scores.labels
     return PER_NUMBER * len(labels) + sum(map(len, labels)) + len(labels) * len('{"score":,"label":""},')
 
@@ -30,14 +28,14 @@ class Kind(IntEnum):
     """What is computed of a text. One batch has one kind.
 
     rows_of: what has a row of the result, "texts", "tokens" or "masks". method: of `Compute`, which computes the rows.
-    bytes_of: what the answer for a row takes, as numbers and as JSON.
+    bytes_of: by the model's Description, what the answer for a row takes, as numbers and as JSON.
     """
 
     rows_of: str
     method: str
-    bytes_of: Callable[[Description], int]
+    bytes_of: Callable[[Any], int]
 
-    def __new__(cls, value: int, rows_of: str, method: str, bytes_of: Callable[[Description], int]) -> Kind:
+    def __new__(cls, value: int, rows_of: str, method: str, bytes_of: Callable[[Any], int]) -> Kind:
         made = int.__new__(cls, value)
         made._value_, made.rows_of, made.method, made.bytes_of = value, rows_of, method, bytes_of
         return made
