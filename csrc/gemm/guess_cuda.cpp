@@ -39,6 +39,12 @@ double norm_microseconds(const Product& p) {
   return kFollowingNorm[0] + stored * kFollowingNorm[1] * million_elements(p);
 }
 
+// `rotary` reads and stores the heads of queries and keys: 512 x 8192 took 9.1 us (H100).
+double rotary_microseconds(const Product& p) {
+  const int64_t bytes = 2 * p.m * p.epilogue.heads.columns * static_cast<int64_t>(sizeof(half_t));
+  return 2.0 + static_cast<double>(bytes) / 2.6e6;
+}
+
 // The fastest of ours that takes less than `best`, which becomes its guess.
 OwnChoice fastest(const Gpu& gpu, const Product& product, OwnGuess& best) {
   OwnChoice found;
@@ -50,12 +56,6 @@ OwnChoice fastest(const Gpu& gpu, const Product& product, OwnGuess& best) {
 }
 
 }  // namespace
-
-// `rotary` reads and stores the heads of queries and keys: 512 x 8192 took 9.1 us (H100).
-double rotary_microseconds(const Product& p) {
-  const int64_t bytes = 2 * p.m * p.epilogue.heads.columns * static_cast<int64_t>(sizeof(half_t));
-  return 2.0 + static_cast<double>(bytes) / 2.6e6;
-}
 
 OwnChoice with_ending(const Gpu& gpu, const OwnChoice& own, const Product& product) {
   if (!own || own.kernel->supports(gpu, own.variant, product)) return own;
@@ -76,16 +76,18 @@ OwnChoice with_ending(const Gpu& gpu, const OwnChoice& own, const Product& produ
   return found;
 }
 
-OwnChoice guess_product(const Gpu& gpu, const Product& product, double saved_us) {
+OwnChoice guess_product(const Gpu& gpu, const Product& product) {
   const bool ours_alone = is_e4m3_linear(product) || is_q8_0_linear(product);
   if (!ours_alone && !is_16_bit_linear(product)) return {};  // times are known of these alone
   const bool normed = product.epilogue.normed();
-  if (!is_plain(product) && !normed) {  // no other kernel does the same
+  const bool heads = static_cast<bool>(product.epilogue.heads);
+  if (!is_plain(product) && !normed && !heads) {  // no other kernel does the same
     OwnGuess best{.beyond = true};
     return fastest(gpu, product, best);
   }
   // `linear` has nothing but ours for E4M3 and Q8_0.
-  OwnGuess best = ours_alone ? OwnGuess{.beyond = true} : cublas_guess(product, saved_us);
+  OwnGuess best =
+      ours_alone ? OwnGuess{.beyond = true} : cublas_guess(product, heads ? rotary_microseconds(product) : 0);
   const OwnChoice found = fastest(gpu, product.alone(), best);
   if (!normed) return found;
   best.us += norm_microseconds(product);

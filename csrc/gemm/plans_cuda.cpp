@@ -269,7 +269,7 @@ OwnChoice ProductPlans::whole(const PlanKey& key, const void* bias) {
   alone.product = p.alone(), alone.cached = false;
   OwnChoice own = get(alone, bias).own;
   // For the product alone cuBLASLt is faster, as guessed or measured.
-  if (!own && p.epilogue.heads && !key.cached) own = guess_product(gpu_, alone.product, rotary_microseconds(p));
+  if (!own && p.epilogue.heads && !key.cached) own = guess_product(gpu_, p);
   return with_ending(gpu_, own, p);
 }
 

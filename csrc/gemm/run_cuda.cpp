@@ -245,7 +245,7 @@ Operand linear_dequantised(const Context<Cuda>& context, const Linear<T>& weight
 
 }  // namespace
 
-void check_own(const Context<Cuda>& context, const OwnChoice& own, const Product& product, const ProductData& data) {
+void run_own(const Context<Cuda>& context, const OwnChoice& own, const Product& product, const ProductData& data) {
   FTBERT_CHECK(own.kernel->supports(gpu_of(context), own.variant, product), "the product ", own.kernel->name, " ",
                own.variant_name(), " cannot do ", in_the_way(gpu_of(context), product));
   for (const void* p : {data.a, data.b, data.bias, data.norm.gamma, data.norm.beta, static_cast<const void*>(data.c),
@@ -255,15 +255,11 @@ void check_own(const Context<Cuda>& context, const OwnChoice& own, const Product
   FTBERT_CHECK(!product.epilogue.heads || product.n == data.heads.qkv_width(), "the product ", own.kernel->name, " ",
                own.variant_name(), " cannot turn heads of ", data.heads.size, " in n=", product.n);
   FTBERT_CHECK(!data.rules.rotation || data.rules.positions, "rotary: there is a table, but no positions given");
-  if (product.a != DType::e4m3) return;
-  FTBERT_CHECK(data.a_scale && data.b_scale && (product.c != DType::e4m3 || data.c_scale),
+  const bool e4m3 = product.a == DType::e4m3;
+  FTBERT_CHECK(!e4m3 || (data.a_scale && data.b_scale && (product.c != DType::e4m3 || data.c_scale)),
                "a product of E4M3 needs the scales of its operands, and of a result in E4M3");
-  FTBERT_CHECK(product.b->block != kWholeRow || reinterpret_cast<uintptr_t>(data.b_scale) % 16 == 0,
+  FTBERT_CHECK(!e4m3 || product.b->block != kWholeRow || reinterpret_cast<uintptr_t>(data.b_scale) % 16 == 0,
                "a product of ftbert's own needs scales aligned to 16 bytes");
-}
-
-void run_own(const Context<Cuda>& context, const OwnChoice& own, const Product& product, const ProductData& data) {
-  check_own(context, own, product, data);
   own.kernel->run(context, own.variant, product, data);
 }
 

@@ -170,20 +170,17 @@ struct OwnChoice {
 OwnChoice find_own(std::string_view kernel, std::string_view variant);
 
 // Error where the kernel does not support the product or an operand is not aligned.
-void check_own(const Context<Cuda>& context, const OwnChoice& own, const Product& product, const ProductData& data);
-// The same, and runs it.
 void run_own(const Context<Cuda>& context, const OwnChoice& own, const Product& product, const ProductData& data);
 
 // Which kernel runs a product where no table has a row for it, with operands aligned to 16 bytes. Without a kernel:
 // cuBLASLt's first proposal, and with a norm a product and then a norm. On other GPUs than Hopper, for other types than
-// 16-bit ones and E4M3 and where nothing of ours is expected to be faster: none. saved_us: microseconds of what follows
-// cuBLASLt's product alone.
-OwnChoice guess_product(const Gpu& gpu, const Product& product, double saved_us = 0);
+// 16-bit ones and E4M3 and where nothing of ours is expected to be faster: none. With heads: which runs the product
+// alone in less time than cuBLASLt's and `rotary` take.
+OwnChoice guess_product(const Gpu& gpu, const Product& product);
 
 // `own`, which runs a product alone, or another variant of its kernel that is hardly slower, where it does all of
 // `product`; else none: what the product alone does not do is faster as a kernel.
 OwnChoice with_ending(const Gpu& gpu, const OwnChoice& own, const Product& product);
-double rotary_microseconds(const Product& product);  // of its heads
 
 // Whether one of our kernels computes the product.
 bool has_kernel(const Gpu& gpu, const Product& product);
