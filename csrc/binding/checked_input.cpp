@@ -270,8 +270,8 @@ void take_hidden(CheckedInput& input, const at::Tensor& hidden, int64_t cols, DT
   plain("hidden", hidden);
   const at::ScalarType type = scalar_type_of(dtype);
   const int64_t tokens = input.batch.tokens();
-  FTBERT_CHECK(has_shape(hidden, {tokens, cols}) && hidden.scalar_type() == type && hidden.is_contiguous() &&
-                   hidden.device() == input.input_ids.device(),
+  FTBERT_CHECK(hidden.sizes() == at::IntArrayRef({tokens, cols}) && hidden.scalar_type() == type &&
+                   hidden.is_contiguous() && hidden.device() == input.input_ids.device(),
                "hidden: expected contiguous ", at::toString(type), " [", tokens, ", ", cols, "] on ",
                input.input_ids.device().str(), ", got ", describe(hidden));
   input.hidden = hidden;

@@ -5,10 +5,10 @@
 #include <algorithm>
 
 #include "binding/engine.h"
+#include "binding/packed_weight.h"
 #include "binding/q8_0.h"
 #include "binding/replay.h"
 #include "binding/tensors.h"
-#include "binding/torch_products.h"
 
 namespace ftbert::binding {
 namespace {

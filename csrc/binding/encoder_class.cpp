@@ -4,9 +4,9 @@
 #include <set>
 
 #include "binding/engine.h"
+#include "binding/packed_weight.h"
 #include "binding/q8_0.h"
 #include "binding/tensors.h"
-#include "binding/torch_products.h"
 #include "layers/check_layers_exist.h"
 
 namespace ftbert::binding {
@@ -101,10 +101,6 @@ void check_weights(const std::vector<WeightSpec>& specs, const TensorDict& weigh
     if (!blocks && !has_shape(tensor, spec.shape))
       complain("expected " + shape_text(spec.shape) + ", got " + shape_text(tensor.sizes()));
     const bool panels = spec.matrix && spec.type == &formats::int8 && tensor.scalar_type() == at::kByte;
-    if (tensor.dim() == 3 && tensor.scalar_type() != at::kFloat)
-      complain(std::string("panels are Float, got ") + at::toString(tensor.scalar_type()));
-    if (!blocks && is_packed(tensor) && !(spec.matrix && device.is_cpu()))
-      complain("only matrices on the CPU may be packed");
     const at::ScalarType expected = spec.type ? scalar_type_of(spec.type->numbers) : stream.scalar_type();
     const bool any = spec.matrix && !spec.type;  // of the types that a product takes
     if (tensor.device() != device || (!any && !panels && !blocks && tensor.scalar_type() != expected))
@@ -158,8 +154,7 @@ EncoderClass::EncoderClass(TensorDict weights, std::string config, std::string a
       const auto stored = matrix_formats_.find(name);
       const Format* format = stored == matrix_formats_.end() ? kFormat<T> : stored->second;
       const auto it = packed_.find(name);
-      if (it != packed_.end() && kind == DeviceKind::cpu) return {.format = format, .packed = &it->second};
-      if (it != packed_.end()) return {.data = data<void>(it->second), .format = format};
+      if (it != packed_.end()) return weight_matrix(*format, it->second, 0, 0);
       return {.data = data_of(weights_, name), .format = format};
     });
     engine_ = std::make_unique<Engine>(make_forward<Device, T>(config_, bound, device_, path));

@@ -9,6 +9,7 @@
 #include "binding/call_words.h"
 #include "binding/checked_input.h"
 #include "binding/decoder_cache.h"
+#include "binding/packed_weight.h"
 #include "binding/process_group.h"
 #include "binding/replay.h"
 #include "binding/sum_time.h"
@@ -101,12 +102,9 @@ class ForwardOf : public Forward {
   // Absent of a stage before the last.
   Linear<T> linear_of(const DecoderHead& head) const {
     if (!head.weight.defined()) return {};
-    Matrix weight{.format = head.format, .n = head.vocab, .k = encoder_.config().hidden};
-    if (device_.is_cpu())
-      weight.packed = &head.weight;
-    else
-      weight.data = data<void>(head.weight);
-    return {.weight = weight, .bias = data<T>(head.bias), .input = {}};
+    return {.weight = weight_matrix(*head.format, head.weight, head.vocab, encoder_.config().hidden),
+            .bias = data<T>(head.bias),
+            .input = {}};
   }
 
   // What a forward pass has left, for the tensors that the caller wants.

@@ -6,6 +6,7 @@
 #include "binding/decoder_class.h"
 #include "binding/define_op.h"
 #include "binding/engine.h"
+#include "binding/packed_weight.h"
 #include "binding/process_group.h"
 #include "binding/q8_0.h"
 #include "binding/tensors.h"

@@ -7,7 +7,7 @@
 #include "binding/tensors.h"
 #include "core/check.h"
 #include "core/format.h"
-#include "gemm/cpu/q8_0_panels.h"
+#include "gemm/cpu/kernel.h"
 
 namespace ftbert::binding {
 namespace {
@@ -49,9 +49,10 @@ at::Tensor pack_q8_0(const at::Tensor& values, const at::Tensor& scales) {
   const at::Tensor numbers = values.detach().contiguous(), factors = scales.detach().contiguous();
   if (!numbers.is_cpu()) return tiles_of(numbers, factors);
   const Team team;
-  at::Tensor panels = at::empty({q8_0_panel_bytes(n, k)}, numbers.options().dtype(at::kByte));
-  ftbert::pack_q8_0(numbers.const_data_ptr<int8_t>(), static_cast<const half_t*>(factors.const_data_ptr()), n, k,
-                    panels.mutable_data_ptr());
+  const WeightLayout& layout = *q8_0_panels.layout;
+  at::Tensor panels = at::empty({layout.bytes(n, k)}, numbers.options().dtype(at::kByte));
+  layout.pack(numbers.const_data_ptr(), static_cast<const half_t*>(factors.const_data_ptr()), n, k,
+              panels.mutable_data_ptr());
   return panels;
 }
 
@@ -61,15 +62,15 @@ std::pair<at::Tensor, at::Tensor> unpack_q8_0(const at::Tensor& packed, at::IntA
   const Team team;
   at::Tensor values = at::empty({n, k}, packed.options().dtype(at::kChar));
   at::Tensor scales = at::empty({n, k / kQ8Block}, packed.options().dtype(at::kHalf));
-  ftbert::unpack_q8_0(packed.const_data_ptr(), n, k, values.mutable_data_ptr<int8_t>(),
-                      static_cast<half_t*>(scales.mutable_data_ptr()));
+  q8_0_panels.layout->unpack(packed.const_data_ptr(), n, k, values.mutable_data_ptr(),
+                             static_cast<half_t*>(scales.mutable_data_ptr()));
   return {values, scales};
 }
 
 bool is_packed_q8_0(const at::Tensor& tensor, at::IntArrayRef shape) {
   if (tensor.scalar_type() != at::kByte || tensor.dim() != 1 || shape.size() != 2) return false;
   const int64_t n = shape[0], k = shape[1];
-  return tensor.numel() == (tensor.is_cpu() ? q8_0_panel_bytes(n, k) : formats::q8_0.bytes(n, k));
+  return tensor.numel() == (tensor.is_cpu() ? q8_0_panels.layout->bytes(n, k) : formats::q8_0.bytes(n, k));
 }
 
 }  // namespace ftbert::binding

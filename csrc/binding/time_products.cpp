@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "binding/packed_weight.h"
 #include "binding/tensors.h"
-#include "binding/torch_products.h"
 #include "gemm/gemm.h"
 #include "kernels/kernels.h"
 
@@ -48,10 +48,10 @@ std::vector<double> time_products(const std::vector<std::string>& dtypes) {
     for (size_t i = 0; i < dtypes.size(); ++i) {
       Weight& weight = weights[i];
       const Format& format = parse_format(dtypes[i]);
-      weight.linear.weight = {.format = &format, .packed = &weight.packed, .n = kSize, .k = kSize};
+      weight.packed = pack_weight(at::full({kSize, kSize}, 1, scalar_type_of(format.numbers)));
+      weight.linear.weight = weight_matrix(format, weight.packed, kSize, kSize);
       if (format.block == kWholeRow) weight.linear.weight.scale = weight.linear.input = data<float>(scales);
       check_product_exists(context, weight.linear);
-      weight.packed = pack_weight(at::full({kSize, kSize}, 1, scalar_type_of(format.numbers)));
       multiply(weight);  // its kernel is compiled now
     }
     const auto enough = Clock::now() + kEnough * std::ssize(dtypes);

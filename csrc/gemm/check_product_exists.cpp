@@ -1,7 +1,8 @@
-// Which formats of weights are computed: what the table of formats says, and the CPU's instructions.
+// Which formats of weights are computed: on GPUs by the table of formats, on the CPU by the registry of its kernels.
 #include <string>
 
 #include "core/check.h"
+#include "gemm/cpu/kernel.h"
 #include "gemm/gemm.h"
 #include "kernels/isa.h"
 
@@ -21,7 +22,7 @@ bool is_beside(DeviceKind device, DType stream, const Format& weight) {
 }
 
 bool is_computed(DeviceKind device, const Format& weight) {
-  return device == DeviceKind::cpu ? weight.cpu : weight.first_gpu != INT_MAX;
+  return device == DeviceKind::cpu ? kernel_for(weight) != nullptr : weight.first_gpu != INT_MAX;
 }
 
 // "fp32, bf16, int8 or q8_0"
@@ -36,31 +37,38 @@ std::string formats_beside(DeviceKind device, DType stream) {
   return known + (known.empty() ? "" : " or ") + std::string(last ? last->name : "none");
 }
 
+std::string no_product(DeviceKind device, DType stream, const Format& weight) {
+  return std::string("no product on ") + (device == DeviceKind::cpu ? "cpu" : "cuda") + " multiplies " +
+         std::string(to_string(stream)) + " by a matrix stored as " + std::string(weight.name);
+}
+
 }  // namespace
 
-void check_product_exists(DeviceKind device, int capability, DType stream, const Matrix& weight, const float* input) {
-  const Format& format = *weight.format;
+void check_format_exists(DeviceKind device, int capability, DType stream, const Format& format) {
   const bool cpu = device == DeviceKind::cpu;
-  const auto none = [&] {
-    return std::string("no product on ") + (cpu ? "cpu" : "cuda") + " multiplies " + std::string(to_string(stream)) +
-           " by a matrix stored as " + std::string(format.name);
-  };
+  const auto none = [&] { return no_product(device, stream, format); };
+  const char* const lacking = cpu ? lacking_for(format) : nullptr;
+  FTBERT_CHECK(!lacking, none(), " without ", lacking ? lacking : "", "; this CPU has ", cpu_isa(),
+               ": load the model in fp32");
   FTBERT_CHECK(is_computed(device, format), none(), "; expected one in ", formats_beside(device, stream));
   FTBERT_CHECK(cpu || (capability >= format.first_gpu && capability <= format.last_gpu), none(),
                " on a GPU of compute capability ", capability_text(capability), "; expected ",
                capability_text(format.first_gpu), format.last_gpu == format.first_gpu ? "" : " or above",
                ": load the model in fp16 or bf16");
-  FTBERT_CHECK(format.other != &formats::byte_rows || isa_kernels().int8, none(),
-               " where the CPU has no instructions for it (", cpu_isa(),
-               "); expected AVX-512 VNNI, AVX-VNNI or AMX: load the model in fp32");
   FTBERT_CHECK(is_beside(device, stream, format), none(), "; expected ",
                cpu                         ? "fp32"
                : format.block == kNoScales ? format.name
                                            : "fp16 or bf16",
                " beside it");
+}
+
+void check_product_exists(DeviceKind device, int capability, DType stream, const Matrix& weight, const float* input) {
+  const Format& format = *weight.format;
+  check_format_exists(device, capability, stream, format);
+  const auto none = [&] { return no_product(device, stream, format); };
   if (format.block == kNoScales) {
-    FTBERT_CHECK(!weight.scale && !input, "no product on ", cpu ? "cpu" : "cuda", " reads the scales of a matrix in ",
-                 format.name, " or of its other operand");
+    FTBERT_CHECK(!weight.scale && !input, "no product on ", device == DeviceKind::cpu ? "cpu" : "cuda",
+                 " reads the scales of a matrix in ", format.name, " or of its other operand");
     return;
   }
   FTBERT_CHECK((weight.scale == nullptr) == format.inside && (input == nullptr) == (format.other == nullptr), none(),

@@ -14,14 +14,11 @@ namespace ftbert {
 template <class Device, class T, class C>
 void gemm(Context<Device>& context, const Product& product, const T* a, const T* b, C* c);
 
-// The CPU's matrix products, handed down: by the binding (what PyTorch carries) or cblas.cpp (standalone).
-// One object serves one call at a time.
+// What a call on the CPU needs beside the kernels of its weights (cpu/kernel.h), handed down: by the binding (what
+// PyTorch carries) or cblas.cpp (standalone). One object serves one call at a time.
 struct CpuProducts {
   virtual ~CpuProducts() = default;
   virtual int64_t rows(int64_t left) const { return left; }  // gemm_rows
-  // As the function of that name. in_one_piece: the result is not opaque.
-  virtual Operand linear(const Linear<float>& linear, const Operand& a, int64_t m, Epilogue epilogue,
-                         const Operand& out, bool in_one_piece) = 0;
   virtual void gemm(const Product& product, const float* a, const float* b, float* c) = 0;
 
   // How many threads can each have an object like this to themselves, and work(i, its own) for i < count at once, each
@@ -36,9 +33,10 @@ struct CpuProducts {
 CpuProducts& cblas_products();
 std::string cblas_name();
 
-// Error where no product here multiplies operands of the stream's type by a weight stored like this, or with these
-// scales: the one place that knows which storage types are computed on a device. capability: of a GPU, 10 * major +
-// minor.
+// Error where no product here multiplies rows of a stream of this type by a weight of this format, and which of device,
+// stream and format is in the way. capability: of a GPU, 10 * major + minor.
+void check_format_exists(DeviceKind device, int capability, DType stream, const Format& weight);
+// The same of a weight with its size and its scales.
 void check_product_exists(DeviceKind device, int capability, DType stream, const Matrix& weight,
                           const float* input = nullptr);
 template <class Device, class T>
@@ -47,6 +45,8 @@ void check_product_exists(const Context<Device>& context, const Linear<T>& linea
     check_product_exists(DeviceKind::cuda, context.capability, kDType<T>, linear.weight, linear.input);
   else
     check_product_exists(DeviceKind::cpu, 0, kDType<T>, linear.weight, linear.input);
+  FTBERT_CHECK((std::is_same_v<Device, Cuda>) || linear.weight.kernel,
+               "a weight on the CPU needs the kernel that reads it");
 }
 
 }  // namespace ftbert

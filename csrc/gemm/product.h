@@ -81,11 +81,18 @@ struct Product {
   }
 };
 
+// Neither norms nor a residual nor heads.
+constexpr bool is_plain(const Product& p) {
+  return p.before == Before::nothing && !p.epilogue.residual && !p.epilogue.heads;
+}
+
+struct CpuKernel;  // gemm/cpu/kernel.h
+
 // A weight [n, k], stored as it is stored.
 struct Matrix {
-  const void* data = nullptr;             // [n, k] row-major, or tiles of q8_0; nullptr where only `packed` is kept
-  const Format* format = &formats::fp32;  // of data, or of what was packed
-  const void* packed = nullptr;           // the layout of a CPU library (CpuProducts)
+  const void* data = nullptr;  // [n, k] row-major, or tiles of q8_0; on the CPU in the layout of `kernel`
+  const Format* format = &formats::fp32;
+  const CpuKernel* kernel = nullptr;  // on the CPU: that of its products
   int64_t n = 0, k = 0;
   const void* scale = nullptr;  // those in memory of their own: of the matrix, or of each row [n]
 

@@ -1,7 +1,8 @@
-// The CPU's products go to the object that the caller handed down in the context.
+// The door to the CPU's products (cpu/kernel.h).
 #include <algorithm>
 #include <cstring>
 
+#include "gemm/cpu/kernel.h"
 #include "gemm/gemm.h"
 
 namespace ftbert {
@@ -31,7 +32,7 @@ Operand linear_in_one_piece(Context<Cpu>& context, const Linear<float>& linear, 
     const int64_t rows = gemm_rows(context, m - first), count = std::min(rows, m - first);
     Operand part = all.from(first, cols);
     const Operand made =
-        context.products->linear(linear, a.from(first, linear.weight.k), rows, epilogue, part, /*in_one_piece=*/true);
+        run_kernel(context, linear, a.from(first, linear.weight.k), rows, epilogue, part, /*in_one_piece=*/true);
     if (first == 0 && count == m) return made;
     all.dtype = made.dtype;  // also of the rows that follow
     const int64_t row_bytes = cols * bytes_of(made.dtype);
@@ -53,7 +54,7 @@ Made<float> linear<Cpu, float>(Context<Cpu>& context, const Linear<float>& linea
                                const Ending<float>& wish, const Operand& out) {
   const Epilogue epilogue{.bias = wish.bias && !wish.residual, .activation = wish.activation, .gate = wish.gate};
   if (wish.in_one_piece) return {{linear_in_one_piece(context, linear, a.rows, m, epilogue, out)}};
-  return {{context.products->linear(linear, a.rows, m, epilogue, out, /*in_one_piece=*/false)}};
+  return {{run_kernel(context, linear, a.rows, m, epilogue, out, /*in_one_piece=*/false)}};
 }
 
 template <>

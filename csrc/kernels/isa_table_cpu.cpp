@@ -12,15 +12,11 @@ namespace ftbert::FTBERT_ISA {
 FTBERT_ISA_KERNELS(FTBERT_DECLARE)
 std::remove_pointer_t<decltype(IsaKernels::attention)> attention;
 std::remove_pointer_t<decltype(IsaKernels::softmax)> softmax;
-void pack_panels(const float* weight, int64_t n, int64_t k, float* panels);
-void panel_product(const PanelProduct& product);
-void q8_0_product(const Q8Product& product);
+void panel_product(const Product& product, const CpuData& data);
+void q8_0_product(const Product& product, const CpuData& data);
+void int8_product(const Product& product, const CpuData& data);
+void int8_product_by_tiles(const Product& product, const CpuData& data);
 void quantise_q8_1(const float* x, int64_t rows, int64_t cols, int8_t* numbers, float* scales);
-int64_t int8_panel_bytes(int64_t n, int64_t k);
-void pack_int8(const int8_t* weight, int64_t n, int64_t k, void* panels);
-void unpack_int8(const void* panels, int64_t n, int64_t k, int8_t* weight);
-void int8_product(const Int8Product& product);
-void int8_product_by_tiles(const Int8Product& product);
 
 namespace {
 
@@ -29,18 +25,16 @@ constexpr IsaKernels plain_kernels() {
 #define FTBERT_ENTRY(name) .name = name,
       FTBERT_ISA_KERNELS(FTBERT_ENTRY).attention = attention,
       .softmax = softmax,
-      .panel_width = kPanelWidth,
-      .pack_panels = pack_panels,
       .panel_product = panel_product,
       .q8_0_product = q8_0_product,
+#ifdef FTBERT_INT8
+      .int8_product = int8_product,
+#endif
+      .panel_width = kPanelWidth,
       .quantise_q8_1 = quantise_q8_1,
       .bf16 = kBf16Pairs,
 #ifdef FTBERT_INT8
       .int8 = simd::kLanes == 16 ? "avx512_vnni" : "avx_vnni",
-      .int8_panel_bytes = int8_panel_bytes,
-      .pack_int8 = pack_int8,
-      .unpack_int8 = unpack_int8,
-      .int8_product = int8_product,
 #endif
   };
 }

@@ -7,6 +7,7 @@
 
 #include "core/check.h"
 #include "encoder.h"
+#include "gemm/cpu/kernel.h"
 #include "gemm/gemm.h"
 #include "kernels/kernels.h"
 #include "layers/positions.h"
@@ -32,8 +33,9 @@ int main() {
       std::vector<float>& values = tensors[spec.name];
       for (int64_t i = 0; i < count; ++i) values.push_back(normal(engine));
     }
-    const Weights<float> weights =
-        bind_weights<float>(config, [&](const std::string& name) { return Matrix{.data = tensors.at(name).data()}; });
+    const Weights<float> weights = bind_weights<float>(config, [&](const std::string& name) {
+      return Matrix{.data = tensors.at(name).data(), .kernel = &cblas_kernel};
+    });
     Context<Cpu> context{&cblas_products()};
     const Encoder<Cpu, float> encoder(context, config, weights);
 

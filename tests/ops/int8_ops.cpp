@@ -2,8 +2,9 @@
 #include <ATen/ops/empty.h>
 
 #include "binding/define_op.h"
+#include "binding/packed_weight.h"
 #include "core/format.h"
-#include "kernels/isa.h"
+#include "gemm/gemm.h"
 #include "test_checks.h"
 
 namespace ftbert::binding {
@@ -27,24 +28,16 @@ Tensor int8_product_op(const Tensor& rows, const Tensor& weight, const Tensor& s
                describe(scales));
   same("bias", bias, scales, {n});
   FTBERT_CHECK(!gated || n % 2 == 0, "weight: expected rows of gate and up in turns, got ", describe(weight));
-  const Activation act = parse_activation(activation);
-  const IsaKernels& kernels = isa_kernels();
-  FTBERT_CHECK(kernels.int8, "int8 products need AVX-512 VNNI, AVX-VNNI or AMX, but ", cpu_isa(),
-               " is what this CPU has or is held to; float32 works everywhere");
+  const Ending<float> ending{.activation = parse_activation(activation), .gate = gated ? Gate::pairs : Gate::none};
   const Tensor out = at::empty({m, gated ? n / 2 : n}, scales.options());
-  run(scales, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>&) {
-    const Tensor panels = at::empty({kernels.int8_panel_bytes(n, k)}, rows.options());
-    kernels.pack_int8(data<int8_t>(weight), n, k, panels.mutable_data_ptr());
-    kernels.int8_product({.m = m,
-                          .n = n,
-                          .k = k,
-                          .a = data<uint8_t>(rows),
-                          .panels = panels.const_data_ptr(),
-                          .scales = data<float>(scales),
-                          .bias = data<float>(bias),
-                          .activation = act,
-                          .out = gated ? nullptr : out.mutable_data_ptr<float>(),
-                          .gated = gated ? out.mutable_data_ptr<float>() : nullptr});
+  run(scales, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
+    if constexpr (std::is_same_v<Device, Cpu>) {
+      const Tensor packed = pack_weight(weight);
+      Linear<float> w{weight_matrix(formats::int8, packed, n, k), data<float>(bias)};
+      w.weight.scale = data<float>(scales);
+      const Operand a{.data = data<void>(rows), .dtype = DType::uint8, .per = Granularity::beside};
+      linear(call.context, w, {a}, m, ending, Operand::of(data<float>(out)));
+    }
   });
   return out;
 }

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty_like.h>
 
 #include "binding/define_op.h"
+#include "binding/packed_weight.h"
 #include "binding/q8_0.h"
 #include "gemm/gpu/own.h"
 #include "gemm/hopper/wgmma_norm.h"
@@ -110,10 +111,8 @@ Tensor product_op(const Tensor& a, const Tensor& weight, const OptionalTensor& b
                          "once");
   }
   run(a, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
-    const Tensor packed = scales ? pack_q8_0(weight, *scales) : a.is_cpu() ? pack_weight(weight) : weight;
-    Linear<T> w{{.format = scales ? &formats::q8_0 : kFormat<T>, .n = n, .k = k}, data<T>(bias)};
-    if (!scales || !a.is_cpu()) w.weight.data = scales ? data<void>(packed) : data<void>(weight);
-    if (a.is_cpu() && packed.defined()) w.weight.packed = &packed;
+    const Tensor read = scales ? pack_q8_0(weight, *scales) : a.is_cpu() ? pack_weight(weight) : weight;
+    const Linear<T> w{weight_matrix(scales ? formats::q8_0 : *kFormat<T>, read, n, k), data<T>(bias)};
     Context<Device>& context = call.for_products(weight_scratch_bytes(call.context, w, m));
     if constexpr (std::is_same_v<Device, Cuda>) context.overlap = false;  // the weights may have been written just now
     check_product_exists(context, w);

@@ -1,9 +1,8 @@
 // Matrix products of the standalone build: the CBLAS found at build time, or a plain loop where there is none.
 #include <algorithm>
 
-#include "core/check.h"
+#include "gemm/cpu/kernel.h"
 #include "gemm/gemm.h"
-#include "kernels/kernels.h"
 
 #ifdef FTBERT_CBLAS
 extern "C" void cblas_sgemm(int order, int trans_a, int trans_b, int m, int n, int k, float alpha, const float* a,
@@ -43,25 +42,16 @@ void sgemm(int64_t m, int64_t n, int64_t k, bool b_transposed, const float* a, c
 #endif
 }
 
+bool supports(const Product& p) { return float_panels.supports(p) && p.epilogue == Epilogue{}; }
+
+Operand run(Context<Cpu>&, const Product& p, const CpuData& data) {
+  auto* const c = static_cast<float*>(data.c);
+  sgemm(p.m, p.n, p.k, true, data.a.as<float>(), static_cast<const float*>(data.b), c);
+  return Operand::of(c);
+}
+
 class CblasProducts : public CpuProducts {
  public:
-  Operand linear(const Linear<float>& linear, const Operand& a, int64_t m, Epilogue epilogue, const Operand& out,
-                 bool) override {
-    const Matrix& w = linear.weight;
-    FTBERT_CHECK(w.data != nullptr && w.format == &formats::fp32,
-                 "this build needs fp32 weights in their plain layout");
-    const bool gated = epilogue.gate == Gate::pairs;
-    const float* const bias = epilogue.bias ? linear.bias : nullptr;
-    auto* const c = static_cast<float*>(out.data);
-    float* const sums = gated ? c + m * epilogue.columns(w.n) : c;
-    sgemm(m, w.n, w.k, true, a.as<float>(), static_cast<const float*>(w.data), sums);
-    Context<Cpu> context{this};
-    if (gated)
-      add_bias_gate<Cpu, float>(context, Operand::of(sums), bias, epilogue.activation, m, w.n / 2, Operand::of(c));
-    else if (bias || epilogue.activation != Activation::none)
-      add_bias_act<Cpu, float>(context, c, bias, epilogue.activation, m, w.n);
-    return Operand::of(c);
-  }
   void gemm(const Product& p, const float* a, const float* b, float* c) override {
     for (int64_t i = 0; i < p.batch; ++i)
       sgemm(p.m, p.n, p.k, p.b_transposed, a + i * p.m * p.k, b + i * p.n * p.k, c + i * p.m * p.n);
@@ -69,6 +59,9 @@ class CblasProducts : public CpuProducts {
 };
 
 }  // namespace
+
+const CpuKernel cblas_kernel{"CBLAS", supports, run};
+const LibraryKernel registered(cblas_kernel);
 
 CpuProducts& cblas_products() {
   static CblasProducts instance;

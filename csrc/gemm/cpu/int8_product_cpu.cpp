@@ -14,6 +14,7 @@
 #include "device/parallel_cpu.h"
 #include "device/simd_math.h"
 #include "gemm/cpu/int8_panels.h"
+#include "gemm/cpu/kernel.h"
 #include "gemm/cpu/panel_tiles.h"
 #include "kernels/isa.h"
 
@@ -100,12 +101,12 @@ struct Columns {
   const int32_t* weight_sums;
   alignas(64) float scales[kWidth] = {}, bias[kWidth] = {};
 
-  Columns(const Int8Product& p, int64_t panel, const int8_t* sums)
+  Columns(const Product& p, const CpuData& data, int64_t panel, const int8_t* sums)
       : first(panel * kWidth),
         count(std::min<int64_t>(kWidth, p.n - first)),
         weight_sums(reinterpret_cast<const int32_t*>(sums)) {
-    std::copy_n(p.scales + first, count, scales);
-    if (p.bias) std::copy_n(p.bias + first, count, bias);
+    std::copy_n(data.b_scale + first, count, scales);
+    if (data.bias) std::copy_n(data.bias + first, count, bias);
   }
 };
 
@@ -123,33 +124,36 @@ inline void scale_row(const uint8_t* row_end, const Columns& columns, const int3
 }
 
 // Where a row's results of a panel go.
-inline float* results(const Int8Product& p, int64_t row, const Columns& columns) {
-  return p.gated ? p.gated + (row * p.n + columns.first) / 2 : p.out + row * p.n + columns.first;
+inline float* results(const Product& p, const CpuData& data, int64_t row, const Columns& columns) {
+  const int64_t first = row * p.n + columns.first;
+  return static_cast<float*>(data.c) + (p.epilogue.gate == Gate::pairs ? first / 2 : first);
 }
 
 template <Activation activation>
-void finish_tile(const Int8Product& p, int64_t row, int64_t rows, const Columns& columns, const int32_t* sums) {
+void finish_tile(const Product& p, const CpuData& data, int64_t row, int64_t rows, const Columns& columns,
+                 const int32_t* sums) {
+  const bool gated = p.epilogue.gate == Gate::pairs, rounded = p.c == DType::bf16;
   const int64_t stride = byte_row_bytes(p.k);
   for (int64_t i = 0; i < rows; ++i) {
-    const uint8_t* const end = p.a + (row + i + 1) * stride;
-    if (p.rounded) {
+    const uint8_t* const end = static_cast<const uint8_t*>(data.a.data) + (row + i + 1) * stride;
+    if (rounded) {
       alignas(64) float line[kWidth];
       scale_row(end, columns, sums + i * kWidth, line);
       activate_rows<activation, kWidth>(line, kWidth, 1);
-      bfloat16_t* const to = p.rounded + (row + i) * p.n + columns.first;
+      bfloat16_t* const to = static_cast<bfloat16_t*>(data.c) + (row + i) * p.n + columns.first;
 #pragma omp simd
       for (int64_t c = 0; c < columns.count; ++c) to[c].bits = simd::bf16_bits(line[c]);
       continue;
     }
-    float* const to = results(p, row + i, columns);
-    if (!p.gated && columns.count == kWidth) {
+    float* const to = results(p, data, row + i, columns);
+    if (!gated && columns.count == kWidth) {
       scale_row(end, columns, sums + i * kWidth, to);
       activate_rows<activation, kWidth>(to, kWidth, 1);
       continue;
     }
     alignas(64) float line[kWidth];
     scale_row(end, columns, sums + i * kWidth, line);
-    if (p.gated) {
+    if (gated) {
       gate_rows<activation>(line, kWidth, 1, columns.count / 2, to, 0);
     } else {
       activate_rows<activation, kWidth>(line, kWidth, 1);
@@ -161,7 +165,9 @@ void finish_tile(const Int8Product& p, int64_t row, int64_t rows, const Columns&
 // At most kRows rows. Each tile asks for the lines that its results go to. Panels come in the order of memory, by
 // themselves: to ask for those too took longer.
 template <class By>
-void multiply_block(const Int8Product& p, const ThreadRange& range) {
+void multiply_block(const Product& p, const CpuData& data, const ThreadRange& range) {
+  const auto* const a = static_cast<const uint8_t*>(data.a.data);
+  const bool rounded = p.c == DType::bf16;
   By by;
   alignas(64) int32_t sums[By::kRows * kWidth];  // of a panel's columns, where its depth is cut
   const int64_t block = range.row_end - range.row, tall = By::tall(block);
@@ -169,41 +175,41 @@ void multiply_block(const Int8Product& p, const ThreadRange& range) {
   const int64_t depth = (p.k + By::kGrain - 1) / By::kGrain * By::kGrain, cuts = (depth + By::kDepth - 1) / By::kDepth;
   const int64_t cut = int8_depth((depth + cuts - 1) / cuts);
   for (int64_t j = range.panel; j < range.panel_end; ++j) {
-    const int8_t* const panel = static_cast<const int8_t*>(p.panels) + j * bytes;
-    const Columns columns(p, j, panel + kWidth * int8_depth(p.k));
+    const int8_t* const panel = static_cast<const int8_t*>(data.b) + j * bytes;
+    const Columns columns(p, data, j, panel + kWidth * int8_depth(p.k));
     for (int64_t begin = 0; begin < depth; begin += cut) {
       const int64_t count = std::min(cut, depth - begin);
       const bool ends = begin + count == depth;
       for (int64_t i = range.row; i < range.row_end; i += tall) {
         const int64_t rows = std::min(tall, range.row_end - i);
         int32_t* const c = sums + (cuts > 1 ? (i - range.row) * kWidth : 0);
-        for (int64_t r = 0; ends && !p.rounded && r < rows; ++r) {  // else the stores wait for their lines
-          const float* const to = results(p, i + r, columns);
+        for (int64_t r = 0; ends && !rounded && r < rows; ++r) {  // else the stores wait for their lines
+          const float* const to = results(p, data, i + r, columns);
           __builtin_prefetch(to, 1);
           __builtin_prefetch(to + kLine / sizeof(float), 1);
         }
-        by.multiply(rows, p.a + i * stride + begin, stride, panel + begin * kWidth, count, begin > 0, c);
+        by.multiply(rows, a + i * stride + begin, stride, panel + begin * kWidth, count, begin > 0, c);
         if (!ends) continue;
-        with_activation(p.activation, [&](auto kind) { finish_tile<kind()>(p, i, rows, columns, c); });
+        with_activation(p.epilogue.activation, [&](auto kind) { finish_tile<kind()>(p, data, i, rows, columns, c); });
       }
     }
   }
 }
 
 template <class By>
-void multiply_all(const Int8Product& p) {
+void multiply_all(const Product& p, const CpuData& data) {
   if (p.m == 0) return;
   // 64 multiplications take about as long as an element elsewhere.
   const bool alone = p.m * p.n * p.k / 64 <= kSerialElements;
-  divide_product(p.m, int8_panels(p.n), By::kTall, By::kRows, alone,
-                 [&](const ThreadRange& range) { multiply_block<By>(p, range); });
+  divide_product(p.m, int8_panel_count(p.n), By::kTall, By::kRows, alone,
+                 [&](const ThreadRange& range) { multiply_block<By>(p, data, range); });
 }
 
 }  // namespace
 
-void int8_product(const Int8Product& p) { multiply_all<ByVectors>(p); }
+void int8_product(const Product& p, const CpuData& data) { multiply_all<ByVectors>(p, data); }
 #ifdef FTBERT_AMX
-void int8_product_by_tiles(const Int8Product& p) { multiply_all<ByTiles>(p); }
+void int8_product_by_tiles(const Product& p, const CpuData& data) { multiply_all<ByTiles>(p, data); }
 #endif
 
 }  // namespace ftbert::FTBERT_ISA

@@ -8,6 +8,7 @@
 
 #include "device/parallel_cpu.h"
 #include "device/simd_math.h"
+#include "gemm/cpu/kernel.h"
 #include "gemm/cpu/panel_tiles.h"
 #include "kernels/isa.h"
 
@@ -58,8 +59,12 @@ void activate_tile(Activation activation, float* c, int64_t ldc, int64_t rows) {
   with_activation(activation, [&](auto kind) { activate_rows<kind(), kWidth>(c, ldc, rows); });
 }
 
-// At most kRows rows. Each tile asks for its share of the panel after this one, which comes from far.
-void multiply_block(const PanelProduct& p, const ThreadRange& range) {
+// At most kRows rows. Each tile prefetches an equal number of lines of the next panel, which comes from far.
+void multiply_block(const Product& p, const CpuData& data, const ThreadRange& range) {
+  const bool gated = p.epilogue.gate == Gate::pairs;
+  const auto *const rows_of_a = static_cast<const float*>(data.a.data), *const panels =
+                                                                            static_cast<const float*>(data.b);
+  float *const result = static_cast<float*>(data.c), *const out = gated ? data.sums : result;
   const int64_t block = range.row_end - range.row, tiles = (block + kTall - 1) / kTall;
   const int64_t cuts = (p.k + kDepth - 1) / kDepth, depth = (p.k + cuts - 1) / cuts;
   const int64_t tall = (block + tiles - 1) / tiles;  // of all tiles but the last: 8 and 8 rows rather than 14 and 2
@@ -68,24 +73,24 @@ void multiply_block(const PanelProduct& p, const ThreadRange& range) {
     const bool ends = begin + count == p.k;
     for (int64_t j = range.panel; j < range.panel_end; ++j) {
       const int64_t column = j * kWidth, columns = std::min<int64_t>(kWidth, p.n - column);
-      const float* weights = p.panels + column * p.k + begin * kWidth;
+      const float* weights = panels + column * p.k + begin * kWidth;
       const char* ahead = reinterpret_cast<const char*>(weights + p.k * kWidth);
       const int64_t lines = count * kWidth * static_cast<int64_t>(sizeof(float)) / kLine;
-      const int64_t share = j + 1 < range.panel_end ? (lines + tiles - 1) / tiles : 0;
+      const int64_t prefetched = j + 1 < range.panel_end ? (lines + tiles - 1) / tiles : 0;
       alignas(64) float bias[kWidth] = {};
-      if (p.bias) std::copy(p.bias + column, p.bias + column + columns, bias);
+      if (data.bias) std::copy(data.bias + column, data.bias + column + columns, bias);
       const float* first = begin == 0 ? bias : nullptr;
       for (int64_t i = range.row; i < range.row_end; i += tall) {
         const int64_t rows = std::min(tall, range.row_end - i);
-        const float* a = p.a + i * p.k + begin;
-        float* c = p.out + i * p.n + column;
-        for (int64_t line = 0; line < share; ++line, ahead += kLine) __builtin_prefetch(ahead, 0, 2);
+        const float* a = rows_of_a + i * p.k + begin;
+        float* c = out + i * p.n + column;
+        for (int64_t line = 0; line < prefetched; ++line, ahead += kLine) __builtin_prefetch(ahead, 0, 2);
         const MultiplyTile multiply = tile_of(rows);
         const auto finish = [&](float* sums, int64_t ld) {
           if (!ends) return;
-          if (!p.gated) return activate_tile(p.activation, sums, ld, rows);
-          with_activation(p.activation, [&](auto kind) {
-            gate_rows<kind()>(sums, ld, rows, columns / 2, p.gated + (i * p.n + column) / 2, p.n / 2);
+          if (!gated) return activate_tile(p.epilogue.activation, sums, ld, rows);
+          with_activation(p.epilogue.activation, [&](auto kind) {
+            gate_rows<kind()>(sums, ld, rows, columns / 2, result + (i * p.n + column) / 2, p.n / 2);
           });
         };
         if (columns == kWidth) {
@@ -106,20 +111,12 @@ void multiply_block(const PanelProduct& p, const ThreadRange& range) {
 
 }  // namespace
 
-void pack_panels(const float* weight, int64_t n, int64_t k, float* panels) {
-#pragma omp parallel for schedule(static) if (n * k > kSerialElements)
-  for (int64_t column = 0; column < n; column += kWidth)
-    for (int64_t d = 0; d < k; ++d)
-      for (int64_t i = 0; i < kWidth; ++i)
-        panels[column * k + d * kWidth + i] = column + i < n ? weight[(column + i) * k + d] : 0.0f;
-}
-
-void panel_product(const PanelProduct& p) {
+void panel_product(const Product& p, const CpuData& data) {
   if (p.m == 0) return;
   // Sixteen multiplications take about as long as an element elsewhere.
   const bool alone = p.m * p.n * p.k / 16 <= kSerialElements;
   divide_product(p.m, (p.n + kWidth - 1) / kWidth, kTall, kRows, alone,
-                 [&](const ThreadRange& range) { multiply_block(p, range); });
+                 [&](const ThreadRange& range) { multiply_block(p, data, range); });
 }
 
 }  // namespace ftbert::FTBERT_ISA

@@ -6,6 +6,7 @@
 
 #include "device/parallel_cpu.h"
 #include "device/q8_0_products.h"
+#include "gemm/cpu/kernel.h"
 #include "gemm/cpu/panel_tiles.h"
 #include "gemm/cpu/q8_0_panels.h"
 #include "kernels/elementwise/q8_1_row.h"
@@ -109,39 +110,42 @@ MultiplyTile tile_of(int64_t rows) {
 
 // Rows of results of their sums [rows, kWidth], from `column` on.
 template <Activation activation>
-void finish_tile(const Q8Product& p, int64_t row, int64_t rows, int64_t column, float* sums) {
+void finish_tile(const Product& p, const CpuData& data, int64_t row, int64_t rows, int64_t column, float* sums) {
   const int64_t count = std::min<int64_t>(kWidth, p.n - column);
-  for (int64_t r = 0; p.bias && r < rows; ++r) {
+  for (int64_t r = 0; data.bias && r < rows; ++r) {
 #pragma omp simd
-    for (int64_t i = 0; i < count; ++i) sums[r * kWidth + i] += p.bias[column + i];
+    for (int64_t i = 0; i < count; ++i) sums[r * kWidth + i] += data.bias[column + i];
   }
-  if (p.gated) return gate_rows<activation>(sums, kWidth, rows, count / 2, p.gated + (row * p.n + column) / 2, p.n / 2);
+  auto* const out = static_cast<float*>(data.c);
+  if (p.epilogue.gate == Gate::pairs)
+    return gate_rows<activation>(sums, kWidth, rows, count / 2, out + (row * p.n + column) / 2, p.n / 2);
   activate_rows<activation, kWidth>(sums, kWidth, rows);
-  for (int64_t r = 0; r < rows; ++r) std::copy_n(sums + r * kWidth, count, p.out + (row + r) * p.n + column);
+  for (int64_t r = 0; r < rows; ++r) std::copy_n(sums + r * kWidth, count, out + (row + r) * p.n + column);
 }
 
-void multiply_block(const Q8Product& p, const ThreadRange& range) {
-  const Rows rows(p.a + range.row * p.k, range.row_end - range.row, p.k);
+void multiply_block(const Product& p, const CpuData& data, const ThreadRange& range) {
+  const Rows rows(static_cast<const float*>(data.a.data) + range.row * p.k, range.row_end - range.row, p.k);
   const int64_t bytes = rows.count() * kQ8BlockBytes;
   for (int64_t j = range.panel; j < range.panel_end; ++j) {
-    const char* const panel = static_cast<const char*>(p.panels) + j * bytes;
+    const char* const panel = static_cast<const char*>(data.b) + j * bytes;
     for (int64_t i = range.row; i < range.row_end; i += kTall) {
       const int64_t tall = std::min<int64_t>(kTall, range.row_end - i);
       alignas(64) float sums[kTall * kWidth];
       tile_of<kTall>(tall)(rows, i - range.row, panel, sums);
-      with_activation(p.activation, [&](auto kind) { finish_tile<kind()>(p, i, tall, j * kWidth, sums); });
+      with_activation(p.epilogue.activation,
+                      [&](auto kind) { finish_tile<kind()>(p, data, i, tall, j * kWidth, sums); });
     }
   }
 }
 
 }  // namespace
 
-void q8_0_product(const Q8Product& p) {
+void q8_0_product(const Product& p, const CpuData& data) {
   if (p.m == 0) return;
   // 64 multiplications take about as long as an element elsewhere, and to fetch a weight as 4.
   const bool alone = (p.m + 16) * p.n * p.k / 64 <= kSerialElements;
-  divide_product(p.m, q8_0_panels(p.n), kTall, kRows, alone,
-                 [&](const ThreadRange& range) { multiply_block(p, range); });
+  divide_product(p.m, q8_0_panel_count(p.n), kTall, kRows, alone,
+                 [&](const ThreadRange& range) { multiply_block(p, data, range); });
 }
 
 }  // namespace ftbert::FTBERT_ISA

@@ -187,11 +187,6 @@ bool has_kernel(const Gpu& gpu, const Product& product);
 // In words, for errors: the product, and where none of our kernels computes it the member without which one would.
 std::string in_the_way(const Gpu& gpu, const Product& product);
 
-// Neither norms nor a residual nor heads.
-constexpr bool is_plain(const Product& p) {
-  return p.before == Before::nothing && !p.epilogue.residual && !p.epilogue.heads;
-}
-
 // 16-bit operands and result of one type, one product, b [n, k]: what most kernels ask for.
 constexpr bool is_16_bit_linear(const Product& p) {
   return (p.a == DType::fp16 || p.a == DType::bf16) && p.b->numbers == p.a && p.c == p.a && p.batch == 1 &&

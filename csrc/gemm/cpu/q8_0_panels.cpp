@@ -1,8 +1,11 @@
-// The way of a weight in q8_0 into panels and back.
+// Products by a weight in q8_0, which lies in panels.
+#include "gemm/cpu/q8_0_panels.h"
+
 #include <cstring>
 
 #include "device/parallel_cpu.h"
-#include "gemm/cpu/q8_0_panels.h"
+#include "gemm/cpu/kernel.h"
+#include "kernels/isa.h"
 
 namespace ftbert {
 namespace {
@@ -17,10 +20,11 @@ int64_t number_at(int64_t row, int64_t d) {
   return kQ8NumbersBehind + (d / 4 * kQ8PanelRows + row % kQ8PanelRows) * 4 + d % 4;
 }
 
-}  // namespace
+int64_t bytes(int64_t n, int64_t k) { return q8_0_panel_count(n) * (k / kQ8Block) * kQ8BlockBytes; }
 
-void pack_q8_0(const int8_t* values, const half_t* scales, int64_t n, int64_t k, void* panels) {
-  const int64_t blocks = k / kQ8Block, rows = q8_0_panels(n) * kQ8PanelRows;
+void pack(const void* numbers, const half_t* scales, int64_t n, int64_t k, void* panels) {
+  const auto* const values = static_cast<const int8_t*>(numbers);
+  const int64_t blocks = k / kQ8Block, rows = q8_0_panel_count(n) * kQ8PanelRows;
 #pragma omp parallel for schedule(static) if (n * k > kSerialElements)
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t block = 0; block < blocks; ++block) {
@@ -35,7 +39,8 @@ void pack_q8_0(const int8_t* values, const half_t* scales, int64_t n, int64_t k,
   }
 }
 
-void unpack_q8_0(const void* panels, int64_t n, int64_t k, int8_t* values, half_t* scales) {
+void unpack(const void* panels, int64_t n, int64_t k, void* numbers, half_t* scales) {
+  auto* const values = static_cast<int8_t*>(numbers);
   const int64_t blocks = k / kQ8Block;
 #pragma omp parallel for schedule(static) if (n * k > kSerialElements)
   for (int64_t row = 0; row < n; ++row) {
@@ -47,5 +52,21 @@ void unpack_q8_0(const void* panels, int64_t n, int64_t k, int8_t* values, half_
     }
   }
 }
+
+constexpr WeightLayout kLayout{bytes, pack, unpack};
+
+bool supports(const Product& p) {
+  return is_plain_linear(p) && p.a == DType::fp32 && p.b == &formats::q8_0 && p.c == DType::fp32 && p.k % kQ8Block == 0;
+}
+
+Operand run(Context<Cpu>&, const Product& product, const CpuData& data) {
+  data.a.as<float>();  // or an error
+  isa_kernels().q8_0_product(product, data);
+  return Operand::of(static_cast<float*>(data.c));
+}
+
+}  // namespace
+
+const CpuKernel q8_0_panels{"panels of q8_0", supports, run, &kLayout};
 
 }  // namespace ftbert

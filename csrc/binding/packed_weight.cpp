@@ -1,0 +1,60 @@
+#include "binding/packed_weight.h"
+
+#include <ATen/ops/empty.h>
+
+#include "binding/team.h"
+#include "binding/tensors.h"
+#include "binding/torch_products.h"
+#include "gemm/cpu/kernel.h"
+
+namespace ftbert::binding {
+namespace {
+
+// Of one row of floats or bytes; nullptr where this CPU has none.
+const WeightLayout* layout_of(const at::Tensor& packed) {
+  const CpuKernel* const kernel = kernel_for(packed.scalar_type() == at::kByte ? formats::int8 : formats::fp32);
+  return kernel ? kernel->layout : nullptr;
+}
+
+}  // namespace
+
+at::Tensor pack_weight(const at::Tensor& weight) {
+  const Team team;
+  const at::Tensor plain = weight.detach().contiguous();
+  const Format& format = stored_format(plain.scalar_type());
+  check_format_exists(DeviceKind::cpu, 0, DType::fp32, format);
+  const CpuKernel& kernel = *kernel_for(format);
+  if (&kernel == &onednn_kernel) return pack_for_onednn(plain);
+  const int64_t n = plain.size(0), k = plain.size(1);
+  const auto [type, size] = &format == &formats::fp32 ? std::pair(at::kFloat, 4) : std::pair(at::kByte, 1);
+  at::Tensor packed = at::empty({kernel.layout->bytes(n, k) / size}, plain.options().dtype(type));
+  kernel.layout->pack(plain.const_data_ptr(), nullptr, n, k, packed.mutable_data_ptr());
+  return packed;
+}
+
+at::Tensor unpack_weight(const at::Tensor& packed, at::IntArrayRef shape) {
+  const Team team;
+  if (packed.is_mkldnn()) return packed.to_dense();
+  const at::ScalarType type = packed.scalar_type() == at::kByte ? at::kChar : at::kFloat;
+  at::Tensor weight = at::empty(shape, packed.options().dtype(type));
+  layout_of(packed)->unpack(packed.const_data_ptr(), shape[0], shape[1], weight.mutable_data_ptr(), nullptr);
+  return weight;
+}
+
+bool is_packed(const at::Tensor& matrix) { return matrix.is_mkldnn() || matrix.dim() == 1; }
+
+bool has_shape(const at::Tensor& weight, at::IntArrayRef shape) {
+  if (!weight.is_cpu() || weight.dim() != 1 || shape.size() != 2) return weight.sizes() == shape;
+  const WeightLayout* const layout = layout_of(weight);
+  return layout && static_cast<int64_t>(weight.nbytes()) == layout->bytes(shape[0], shape[1]);
+}
+
+Matrix weight_matrix(const Format& format, const at::Tensor& weight, int64_t n, int64_t k) {
+  Matrix matrix{.data = &weight, .format = &format, .kernel = &onednn_kernel, .n = n, .k = k};
+  if (weight.is_mkldnn()) return matrix;
+  matrix.data = weight.const_data_ptr();
+  matrix.kernel = weight.is_cpu() ? kernel_for(format) : nullptr;
+  return matrix;
+}
+
+}  // namespace ftbert::binding
