@@ -251,8 +251,8 @@ struct List : ShapeList<Shapes...> {
 // The first ones are there for E4M3 too: those that the guess chooses.
 using ScaledTileShapes = List<InTwos<32, 1>, InTwos<32, 4>, InTwos<96, 1>, KShared<32>, KShared<48>>;
 using TileShapes = List<InTwos<32, 1>, InTwos<32, 4>, InTwos<96, 1>, KShared<32>, KShared<48>, InTwos<48, 1>,
-                        InTwos<64, 1>, InTwos<64, 4>, Single<48, 2>, Single<96, 4>, KShared<64>, KShared<96>, Tall<64>,
-                        Tall<96>, Tall<128>, Tall<192>>;
+                        InTwos<64, 1>, InTwos<64, 4>, Single<48, 2>, Single<96, 2>, Single<96, 4>, KShared<64>,
+                        KShared<96>, Tall<64>, Tall<96>, Tall<128>, Tall<192>>;
 
 // A variant of the kernel with that Ending, for A and B of 16 bits.
 template <template <class E, class Shape> class Ending, class Arguments>
