@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from calibration import few_calibration_texts, quantized_sources
 
 from ftbert.checkpoint import Checkpoint
 from ftbert.converters import open_checkpoint
@@ -21,7 +22,6 @@ from ftbert.formats import numbers_of
 from ftbert.quantization import (
     cache,
     cached_at,
-    calibration_texts,
     contents,
     in_8_bits,
     quantize,
@@ -44,25 +44,13 @@ def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def few_texts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Calibration takes a fraction of its time: threads wait for each other over such small matrices."""
-    few, threads = calibration_texts()[:30], torch.get_num_threads()
-    monkeypatch.setattr(sys.modules["ftbert.quantization.quantize"], "calibration_texts", lambda: few)
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with few_calibration_texts(monkeypatch):
+        yield
 
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The sources that were quantized."""
-    sources = []
-
-    def counted(source: Path, *args: Any, **kwargs: Any) -> Any:
-        sources.append(source.name)
-        return quantize(source, *args, **kwargs)
-
-    monkeypatch.setattr(cache, "quantize", counted)
-    return sources
+    return quantized_sources(monkeypatch)
 
 
 def counts(checkpoint: Checkpoint, dtype: torch.dtype = FP8) -> int:

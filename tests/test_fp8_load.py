@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from calibration import few_calibration_texts, quantized_sources
 from conftest import make_bert
 
 import ftbert
@@ -24,7 +24,6 @@ from ftbert.dtypes import DTYPES, EIGHT_BITS, FP8, INT8, MATRIX_DTYPES, parse_dt
 from ftbert.formats import formats
 from ftbert.quantization import (
     cache,
-    calibration_texts,
     live_in_8_bits,
     quantize,
 )
@@ -46,25 +45,13 @@ def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def few_texts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Calibration takes a fraction of its time: threads wait for each other over such small matrices."""
-    few, threads = calibration_texts()[:30], torch.get_num_threads()
-    monkeypatch.setattr(sys.modules["ftbert.quantization.quantize"], "calibration_texts", lambda: few)
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with few_calibration_texts(monkeypatch):
+        yield
 
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The sources that were quantized."""
-    sources = []
-
-    def counted(source: Path, *args: Any, **kwargs: Any) -> Any:
-        sources.append(source.name)
-        return quantize(source, *args, **kwargs)
-
-    monkeypatch.setattr(cache, "quantize", counted)
-    return sources
+    return quantized_sources(monkeypatch)
 
 
 @pytest.fixture
