@@ -23,7 +23,7 @@ from machine import log, provenance, results_file, write
 from tensor_parallel_report import lines_of, misses
 
 import ftbert
-from ftbert.checkpoint import Checkpoint, CheckpointConfig, EncoderConfig, TensorSource
+from ftbert.checkpoint import Checkpoint, CheckpointConfig, ModelConfig, TensorSource
 from ftbert.converters import open_checkpoint
 from ftbert.dtypes import DTYPES
 
@@ -55,7 +55,7 @@ class RandomTensors(TensorSource):
 
     where = "random weights"
 
-    def __init__(self, config: EncoderConfig, dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         self._shapes, self._dtype = config.weight_shapes(), dtype
         self._made: dict[tuple[bool, tuple[int, ...]], torch.Tensor] = {}
 

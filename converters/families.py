@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ftbert.checkpoint import EncoderConfig, shared_layers, shown
+from ftbert.checkpoint import ModelConfig, shared_layers, shown
 from ftbert.converters.family import KEYS, LAYER_NORMS, Config, Derived, Family, Keys, Names, entry, norm_keys
 from ftbert.converters.refused import REFUSED
 from ftbert.converters.relative_bias import MPNET_BIAS, SPAN
@@ -184,7 +184,7 @@ _ALL = (
 FAMILIES: dict[str, Family] = {family.name: family for family in (*_ALL, *ROTARY)}
 
 
-def _task_shapes(encoder: EncoderConfig, config: Config, ours: list[int]) -> list[list[int]]:
+def _task_shapes(encoder: ModelConfig, config: Config, ours: list[int]) -> list[list[int]]:
     rows = entry(config, "task_type_vocab_size", "int", 3)
     return [[encoder.token_types, encoder.embedding], [rows, encoder.embedding]]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ftbert.checkpoint import EncoderConfig, Make, shared_layers, shown, typed
+from ftbert.checkpoint import Make, ModelConfig, shared_layers, shown, typed
 
 Config = dict[str, Any]
 
@@ -22,9 +22,9 @@ class Derived:
     """
 
     sources: tuple[str, ...]
-    shapes: Callable[[EncoderConfig, Config, list[int]], list[list[int]]]
+    shapes: Callable[[ModelConfig, Config, list[int]], list[list[int]]]
     make: Make
-    undo: Callable[[EncoderConfig, Config, torch.Tensor], list[torch.Tensor]]
+    undo: Callable[[ModelConfig, Config, torch.Tensor], list[torch.Tensor]]
 
 
 # A tensor's name, or the stem of .weight and .bias; a tuple is stacked along the rows.
@@ -113,7 +113,7 @@ class Family:
                 return other
         return self
 
-    def config(self, document: Config) -> EncoderConfig:
+    def config(self, document: Config) -> ModelConfig:
         """The encoder that a config.json describes; ValueError says what is missing or cannot be run."""
         wanted = {ours: key for ours, key in self.keys.items() if ours not in self.fixed}
         missing = [key for key, default in wanted.values() if default is None and document.get(key) is None]
@@ -145,7 +145,7 @@ class Family:
         description["layers"] = shared_layers(description["layers"], 0)
         if self.adjust is not None:
             self.adjust(document, description)
-        return EncoderConfig.from_json(description)
+        return ModelConfig.from_json(description)
 
     def value(self, document: Config, path: str) -> Any:
         """The entry at that path, of one that the table names."""

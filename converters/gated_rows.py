@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ftbert.checkpoint import EncoderConfig, RowOrder
+from ftbert.checkpoint import ModelConfig, RowOrder
 from ftbert.converters.family import Config, Derived
 
 
@@ -17,11 +17,11 @@ def _apart(ours: torch.Tensor) -> list[torch.Tensor]:
     return [ours[0::2].contiguous(), ours[1::2].contiguous()]
 
 
-def _two_shapes(encoder: EncoderConfig, config: Config, ours: list[int]) -> list[list[int]]:
+def _two_shapes(encoder: ModelConfig, config: Config, ours: list[int]) -> list[list[int]]:
     return [[ours[0] // 2, *ours[1:]]] * 2
 
 
-def _one_shape(encoder: EncoderConfig, config: Config, ours: list[int]) -> list[list[int]]:
+def _one_shape(encoder: ModelConfig, config: Config, ours: list[int]) -> list[list[int]]:
     return [ours]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ftbert.checkpoint import CAUSAL_LM, VOCABULARY, EncoderConfig, HeadConfig, Shape, activations, shown
+from ftbert.checkpoint import CAUSAL_LM, VOCABULARY, HeadConfig, ModelConfig, Shape, activations, shown
 from ftbert.converters.families import FAMILIES
 from ftbert.converters.family import Config, Family, entry
 
@@ -197,7 +197,7 @@ def _present(row: HeadRow, kind: str, found: dict[str, Shape]) -> bool:
 
 
 def head_config(
-    row: HeadRow, family: Family, config: Config, encoder: EncoderConfig, found: dict[str, Shape], tied: bool
+    row: HeadRow, family: Family, config: Config, encoder: ModelConfig, found: dict[str, Shape], tied: bool
 ) -> HeadConfig:
     """The head that a file holds; its sizes come from the tensors."""
     row.check(config)

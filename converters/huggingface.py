@@ -12,9 +12,9 @@ from ftbert.checkpoint import (
     PROJECTION,
     Checkpoint,
     CheckpointConfig,
-    EncoderConfig,
     HeadConfig,
     Make,
+    ModelConfig,
     TensorSource,
     check_shapes,
     own_class,
@@ -86,7 +86,7 @@ def _architecture(document: Config) -> str:
 
 
 def _head(
-    row: HeadRow, family: Family, document: Config, encoder: EncoderConfig, source: TensorSource, word: str
+    row: HeadRow, family: Family, document: Config, encoder: ModelConfig, source: TensorSource, word: str
 ) -> HeadConfig:
     found = source.shapes()
     own = next((name for name in row.names("out.weight") if name in found), None)

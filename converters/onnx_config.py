@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ftbert.checkpoint import EncoderConfig, activations
+from ftbert.checkpoint import ModelConfig, activations
 from ftbert.converters.families import FAMILIES
 from ftbert.converters.onnx_encoder import Encoder
 
@@ -90,7 +90,7 @@ def fit(given: dict[str, Any], encoder: Encoder) -> dict[str, Any]:
     return given | {key: rows for key, rows in cut.items() if isinstance(given.get(key), int) and 0 < rows < given[key]}
 
 
-def differences(config: EncoderConfig, encoder: Encoder) -> list[str]:
+def differences(config: ModelConfig, encoder: Encoder) -> list[str]:
     """Every entry in which the config and the graph disagree, in words."""
     wrong = []
     for path, value in facts(encoder).items():
@@ -101,7 +101,7 @@ def differences(config: EncoderConfig, encoder: Encoder) -> list[str]:
     return wrong
 
 
-def _said(config: EncoderConfig, path: str) -> list[Any]:
+def _said(config: ModelConfig, path: str) -> list[Any]:
     """What the config says there, of "layer" once for each."""
     first, *rest = path.split(".")
     if path == "layers":

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ftbert.checkpoint import FORMAT, EncoderConfig, TensorSource, exists, list_folder, read_json_object
+from ftbert.checkpoint import FORMAT, ModelConfig, TensorSource, exists, list_folder, read_json_object
 from ftbert.converters.families import find_family
 from ftbert.converters.family import Family
 from ftbert.converters.onnx_config import differences, document, fit
@@ -129,7 +129,7 @@ def _given_config(home: Path | None) -> dict[str, Any] | None:
     return None if found.get("format") == FORMAT else found
 
 
-def _names(family: Family, config: EncoderConfig, encoder: Encoder) -> dict[str, Matrix]:
+def _names(family: Family, config: ModelConfig, encoder: Encoder) -> dict[str, Matrix]:
     """HuggingFace's name -> constant, through the family's table."""
     found: dict[str, Matrix] = {}
 

@@ -15,7 +15,7 @@ from ftbert.converters.head_tables import HeadRow, rows_of
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from ftbert.checkpoint import Checkpoint, CheckpointConfig, EncoderConfig
+    from ftbert.checkpoint import Checkpoint, CheckpointConfig, ModelConfig
 
 
 def build_reference(checkpoint: Checkpoint, with_heads: bool) -> PreTrainedModel:
@@ -64,7 +64,7 @@ def source_tensors(config: CheckpointConfig, ours: str, tensor: torch.Tensor) ->
 
 
 def _to_huggingface(
-    config: Config, encoder: EncoderConfig, weights: dict[str, torch.Tensor]
+    config: Config, encoder: ModelConfig, weights: dict[str, torch.Tensor]
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Our tensors of the encoder as (their name without prefix, tensor)."""
     family = find_family(config)

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from ftbert.checkpoint import EncoderConfig
+from ftbert.checkpoint import ModelConfig
 from ftbert.converters.family import Config, Derived, entry
 
 _BUCKETS = 32  # transformers' MPNet looks up 32 whatever relative_attention_num_buckets says
@@ -29,17 +29,17 @@ def buckets(span: int) -> torch.Tensor:
     return side + torch.where(distance < exact, distance, large.clamp(max=half - 1))
 
 
-def _shapes(encoder: EncoderConfig, config: Config, ours: list[int]) -> list[list[int]]:
+def _shapes(encoder: ModelConfig, config: Config, ours: list[int]) -> list[list[int]]:
     assert encoder.relative_bias is not None
     return [[entry(config, "relative_attention_num_buckets", "int", _BUCKETS), encoder.relative_bias.heads]]
 
 
-def _make(encoder: EncoderConfig, sources: list[torch.Tensor]) -> torch.Tensor:
+def _make(encoder: ModelConfig, sources: list[torch.Tensor]) -> torch.Tensor:
     assert encoder.relative_bias is not None
     return sources[0][buckets(encoder.relative_bias.span)].t().contiguous()
 
 
-def _undo(encoder: EncoderConfig, config: Config, ours: torch.Tensor) -> list[torch.Tensor]:
+def _undo(encoder: ModelConfig, config: Config, ours: torch.Tensor) -> list[torch.Tensor]:
     table = torch.zeros(_shapes(encoder, config, list(ours.shape))[0], dtype=ours.dtype)
     table[buckets((ours.shape[1] + 1) // 2)] = ours.t()  # buckets that no distance reaches are never looked up
     return [table]

@@ -53,7 +53,7 @@ struct Encoder<Device, T>::Buffers {
 };
 
 template <class Device, class T>
-Encoder<Device, T>::Encoder(const Context<Device>& context, EncoderConfig config, Weights<T> weights,
+Encoder<Device, T>::Encoder(const Context<Device>& context, ModelConfig config, Weights<T> weights,
                             std::optional<AttentionPath> attention, const AllocateFloats& allocate)
     : config_(std::move(config)),
       weights_(with_rotary_tables(context, config_, std::move(weights), allocate)),
@@ -91,7 +91,7 @@ std::string Encoder<Device, T>::deferred_state(const Context<Device>& context) c
 template <class Device, class T>
 auto Encoder<Device, T>::carve(Workspace& ws, const Batch& batch, const Schedule& schedule, bool has_head) const
     -> Buffers {
-  const EncoderConfig& c = config_;
+  const ModelConfig& c = config_;
   const int64_t tokens = batch.tokens();
   // Chosen rows go through the last layer all together, and may be more than tokens.
   const bool choose = batch.rows.kind != RowKind::all;
@@ -147,7 +147,7 @@ auto Encoder<Device, T>::plan(const Context<Device>& context, const Batch& batch
 // x = what the layers start from, and beside it what the first of them reads
 template <class Device, class T>
 void Encoder<Device, T>::embed(Context<Device>& context, const Batch& batch, const Buffers& b, T* x) const {
-  const EncoderConfig& c = config_;
+  const ModelConfig& c = config_;
   const EmbeddingTables<T> tables{.word = weights_.word,
                                   .position = weights_.position,
                                   .token_type = weights_.token_type,

@@ -20,7 +20,7 @@ class Encoder {
  public:
   // With `allocate`, which rotary positions need, products do the work of the norms between them where they can
   // (layers/prepared.h).
-  Encoder(const Context<Device>& context, EncoderConfig config, Weights<T> weights,
+  Encoder(const Context<Device>& context, ModelConfig config, Weights<T> weights,
           std::optional<AttentionPath> attention = std::nullopt, const AllocateFloats& allocate = nullptr);
   Encoder(const Encoder&) = delete;  // the layers refer to its config and weights
   Encoder& operator=(const Encoder&) = delete;
@@ -44,7 +44,7 @@ class Encoder {
   // shape
   void pooler(Context<Device>& context, const T* first, const int32_t* cu_seqlens, int64_t batch, T* out) const;
 
-  const EncoderConfig& config() const { return config_; }
+  const ModelConfig& config() const { return config_; }
   // Of Context::weight_scratch that a call needs.
   size_t weight_scratch_bytes(const Context<Device>& context, const Batch& batch,
                               const Linear<T>* head = nullptr) const;
@@ -60,7 +60,7 @@ class Encoder {
   void embed(Context<Device>&, const Batch&, const Buffers& b, T* x) const;
   void go_on(Context<Device>&, const Batch&, const Buffers& b, T* x) const;
 
-  const EncoderConfig config_;
+  const ModelConfig config_;
   Weights<T> weights_;  // as made ready for this device
   const AttentionChoice attention_;
   const LayerStack<Device, T> layers_;

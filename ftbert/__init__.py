@@ -9,18 +9,18 @@ from ftbert.version import __version__
 
 if TYPE_CHECKING:
     from ftbert._library import library_path, load_library
-    from ftbert.checkpoint import EncoderConfig
+    from ftbert.checkpoint import ModelConfig
     from ftbert.model import Model, load
     from ftbert.optimization import optimize, undo
 
 __all__ = [
-    "EncoderConfig", "Model", "__version__", "library_path", "load", "load_library", "optimize", "undo",
+    "Model", "ModelConfig", "__version__", "library_path", "load", "load_library", "optimize", "undo",
 ]  # fmt: skip
 
 
 # torch takes seconds to import; the command line must be able to say --help without it.
 _HOMES = {
-    "EncoderConfig": "checkpoint", "Model": "model", "library_path": "_library", "load": "model",
+    "Model": "model", "ModelConfig": "checkpoint", "library_path": "_library", "load": "model",
     "load_library": "_library", "optimize": "optimization", "undo": "optimization",
 }  # fmt: skip
 

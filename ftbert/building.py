@@ -13,8 +13,8 @@ from ftbert.checkpoint import (
     WORD_TABLE,
     Checkpoint,
     CheckpointConfig,
-    EncoderConfig,
     HeadConfig,
+    ModelConfig,
     cut,
     digest_of,
     shard_of,
@@ -108,7 +108,7 @@ class _Part(NamedTuple):
     """What one device holds. shapes: of its tensors."""
 
     place: torch.device
-    config: EncoderConfig
+    config: ModelConfig
     shapes: dict[str, list[int]]
     weights: dict[str, torch.Tensor]
 
@@ -175,7 +175,7 @@ def _processes(ranks: Ranks) -> tuple[str, str, bool, str]:
     return ranks.group, ranks.comparisons, ranks.contents, ranks.model
 
 
-def _configs(whole: EncoderConfig, ranks: Ranks) -> list[EncoderConfig]:
+def _configs(whole: ModelConfig, ranks: Ranks) -> list[ModelConfig]:
     """Of all ranks, also where they are other processes."""
     if ranks.stages:
         return stages_of(whole, ranks.size)

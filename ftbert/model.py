@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ftbert.building import build, load_head
 from ftbert.caller import warn_caller
-from ftbert.checkpoint import Checkpoint, CheckpointConfig, EncoderConfig, told_products
+from ftbert.checkpoint import Checkpoint, CheckpointConfig, ModelConfig, told_products
 from ftbert.converters import build_reference, cut_texts, open_checkpoint
 from ftbert.decoding import LanguageModel
 from ftbert.devices import check_devices, check_dtype, check_range, stream_dtype, told_speed
@@ -151,7 +151,7 @@ class Model(Replicated, TextModel, LanguageModel):
         self.module = HeadedModule(encoder, list(heads)) if heads else EncoderModule(encoder)
         self.checkpoint = checkpoint
         self._stored = stored or checkpoint.config
-        self.config: EncoderConfig = self._stored.encoder
+        self.config: ModelConfig = self._stored.encoder
         self.folder = checkpoint.folder
         self._more_heads: dict[str, Head] = {}  # read on demand
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # servers' workers import no torch
     import torch
     from torch import Tensor
 
-    from ftbert.checkpoint import Checkpoint, EncoderConfig
+    from ftbert.checkpoint import Checkpoint, ModelConfig
     from ftbert.dtypes import Dtype
     from ftbert.heads import Head
 
@@ -27,7 +27,7 @@ class PackedModel(Protocol):
     text_choices: settings of `TextSettings` that the caller has set over the folder's; replaced, never changed.
     """
 
-    config: EncoderConfig
+    config: ModelConfig
     checkpoint: Checkpoint
     folder: Path | None
     text_choices: Mapping[str, Any]

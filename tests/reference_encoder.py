@@ -8,7 +8,7 @@ import torch
 from reference import activation, layernorm
 from torch import Tensor
 
-from ftbert.checkpoint import AttentionConfig, EncoderConfig, NormConfig, RotaryConfig
+from ftbert.checkpoint import AttentionConfig, ModelConfig, NormConfig, RotaryConfig
 
 _QUERIES = 256  # whose scores are there at once
 
@@ -67,7 +67,7 @@ def attention(config: AttentionConfig, q: Tensor, k: Tensor, v: Tensor, places: 
 
 
 def encode(
-    config: EncoderConfig, weights: dict[str, Tensor], ids: Tensor, mask: Tensor, types: Tensor | None = None,
+    config: ModelConfig, weights: dict[str, Tensor], ids: Tensor, mask: Tensor, types: Tensor | None = None,
     *, windows_of: str = "tokens", rows: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """ids, mask [batch, seq] -> last hidden state [batch, seq, hidden], 0 at padding. Without a table of relative biases.

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ftbert
-from ftbert.checkpoint import EncoderConfig, NormConfig, RelativeBiasConfig
+from ftbert.checkpoint import ModelConfig, NormConfig, RelativeBiasConfig
 from ftbert.converters import convert
 from ftbert.converters.families import FAMILIES, find_family
 
@@ -74,14 +74,14 @@ def layers(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @st.composite
-def configs(draw: st.DrawFn) -> EncoderConfig:
+def configs(draw: st.DrawFn) -> ModelConfig:
     kinds = draw(st.lists(layers(), min_size=1, max_size=3))
     picked = draw(st.lists(st.integers(0, len(kinds) - 1), max_size=7))
     shared = draw(FLAGS)
     entries = [kinds[k] | ({"weights_of": picked.index(k)} if shared else {}) for k in picked]
     hidden, projected = draw(st.integers(1, 30)), draw(FLAGS)
     kind = draw(st.sampled_from(["absolute", "from_padding", "none"]))
-    return EncoderConfig.from_json({
+    return ModelConfig.from_json({
         "vocab": draw(WHOLE), "hidden": hidden, "embedding": draw(WHOLE) if projected else hidden, "layers": entries,
         "embedding_projection": projected, "positions": {"kind": kind, "rows": draw(st.integers(9, 99))},
         **draw(described(
@@ -93,8 +93,8 @@ def configs(draw: st.DrawFn) -> EncoderConfig:
 
 @given(configs())
 @settings(deadline=None, max_examples=60)
-def test_what_python_writes_the_core_reads(config: EncoderConfig) -> None:
-    assert EncoderConfig.from_json(config.to_json()) == config
+def test_what_python_writes_the_core_reads(config: ModelConfig) -> None:
+    assert ModelConfig.from_json(config.to_json()) == config
     specs = {spec.name: spec for spec in config.weight_specs()}
     assert len(specs) == len(config.weight_specs())
     in_int8 = config.word_type == "int8"
@@ -132,7 +132,7 @@ def test_what_python_writes_the_core_reads(config: EncoderConfig) -> None:
 def test_null_takes_back_what_all_layers_have() -> None:
     document = copy.deepcopy(SMALL)
     document["layers"][1] |= {"attention_norm": None, "attention": {"window": [64, 0]}}
-    config = EncoderConfig.from_json(document)
+    config = ModelConfig.from_json(document)
     norm = NormConfig(1e-12, "layer", bias=True, offset=0, rounding="once")
     assert [layer.attention_norm for layer in config.layers] == [norm, norm, None]
     assert [layer.attention.window for layer in config.layers] == [None, None, (64, 0)]
@@ -233,14 +233,14 @@ def merged(path: str, value: Any) -> dict[str, Any]:
 )
 def test_what_is_refused(path: str, value: Any, words: str) -> None:
     with pytest.raises(ValueError) as caught:
-        EncoderConfig.from_json(merged(path, value))
+        ModelConfig.from_json(merged(path, value))
     assert words in str(caught.value) and len(str(caught.value)) < 3000
 
 
 def test_all_complaints_come_at_once_and_are_few() -> None:
     wrong = SMALL | {"vocab": 0, "colour": "red", "layers": [{"attention": {"heads": -i}} for i in range(100)]}
     with pytest.raises(ValueError) as caught:
-        EncoderConfig.from_json(wrong)
+        ModelConfig.from_json(wrong)
     lines = str(caught.value).splitlines()
     assert "vocab" in lines[1] and 20 <= len(lines) <= 23 and "more" in lines[21]
 
@@ -274,7 +274,7 @@ def test_any_json_is_read(value: Any) -> None:
 # ---- checkpoints ---------------------------------------------------------------------------------------------------
 
 
-def flat(config: EncoderConfig) -> dict[str, Any]:
+def flat(config: ModelConfig) -> dict[str, Any]:
     """What version 1 said of it."""
     layer, distinct = config.layers[0], len({layer.weights_of for layer in config.layers})
     return {
@@ -329,14 +329,14 @@ def test_version_1_is_refused_where_it_was(change: dict[str, Any], words: str) -
 
 
 def test_fewer_heads_of_keys_are_split_as_they_are() -> None:
-    config = EncoderConfig.from_json(merged("layer.attention", {"heads": 4, "head_size": 4, "kv_heads": 2}))
+    config = ModelConfig.from_json(merged("layer.attention", {"heads": 4, "head_size": 4, "kv_heads": 2}))
     assert config.stacked_rows("layers.1.attention.qkv.weight") == [16, 8, 8]
     assert config.weight_shapes()["layers.1.attention.qkv.weight"] == [32, 8]
 
 
 def test_a_relative_bias_is_for_the_heads_that_it_has() -> None:
     document = merged("layer.attention", {"heads": 2, "head_size": 4, "relative_bias": True})
-    config = EncoderConfig.from_json(document | {"relative_bias": {"span": 3, "heads": 2}})
+    config = ModelConfig.from_json(document | {"relative_bias": {"span": 3, "heads": 2}})
     assert config.relative_bias == RelativeBiasConfig(3, 2)
     with pytest.raises(ValueError, match="for 1 heads, the layer has 2"):
-        EncoderConfig.from_json(document | {"relative_bias": {"span": 3, "heads": 1}})
+        ModelConfig.from_json(document | {"relative_bias": {"span": 3, "heads": 1}})

@@ -9,7 +9,7 @@ from own_kernels import VARIANTS, WORDS
 
 from ftbert._library import load_library
 from ftbert.checkpoint import (
-    EncoderConfig,
+    ModelConfig,
 )
 from ftbert.tuning import Bench, Product, Row, gemm_table, in_e4m3, products, put_in_force
 
@@ -31,7 +31,7 @@ def test_every_product_of_a_layer_has_right_kernels(hopper: Place, m: int, activ
         "ffn": {"inter": 3072, "activation": activation, "gated": gated}, "ffn_norm": {"eps": 1e-6},
     }  # fmt: skip
     around = {"vocab": 9, "hidden": 768, "embedding": 768, "positions": {"kind": "none", "rows": 9}}
-    config = EncoderConfig.from_json({**around, "layers": [layer]})
+    config = ModelConfig.from_json({**around, "layers": [layer]})
     asked = products(in_e4m3(config), WORDS[hopper.dtype])
     assert len(asked) == 4 and all(product.scaled for product in asked)
     for product in asked:

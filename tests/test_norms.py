@@ -16,7 +16,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from ftbert._library import load_library
 from ftbert.checkpoint import (
-    EncoderConfig,
+    ModelConfig,
     NormConfig,
 )
 
@@ -136,7 +136,7 @@ def test_scaled_embeddings(place: Place, cols: int, norm: str, scale: float) -> 
         assert got[5].isnan().all() and not got[:5].isnan().any() and not got[6:].isnan().any()
 
 
-def sandwich(of_result: bool) -> EncoderConfig:
+def sandwich(of_result: bool) -> ModelConfig:
     norm = {"eps": 1e-6, "kind": "rms", "bias": False} | ({"offset": 1} if of_result else {"rounding": "before_gamma"})
     layer: dict[str, Any] = {
         "attention": {"heads": 4, "head_size": 32, "kv_heads": 2, "qkv_bias": False, "out_bias": False},
@@ -145,14 +145,14 @@ def sandwich(of_result: bool) -> EncoderConfig:
     }  # fmt: skip
     if of_result:
         layer |= {"attention_result_norm": norm, "ffn_result_norm": norm}
-    return EncoderConfig.from_json({
+    return ModelConfig.from_json({
         "vocab": 50, "hidden": 128, "embedding": 128, "positions": {"kind": "none", "rows": 64}, "final_norm": norm,
         "embedding_scale": math.sqrt(128) if of_result else 1, "layers": [{"repeat": 3, **layer}],
     })  # fmt: skip
 
 
 def forward(
-    config: EncoderConfig, weights: dict[str, torch.Tensor], ids: torch.Tensor, lengths: list[int]
+    config: ModelConfig, weights: dict[str, torch.Tensor], ids: torch.Tensor, lengths: list[int]
 ) -> torch.Tensor:
     """Of packed ids, in the weights' type."""
 

@@ -16,7 +16,7 @@ from families import make_model
 from onnx_models import MODELS, anonymous, export, export_nearly_bert, onnxruntime_hidden, ragged, same_weights
 
 import ftbert
-from ftbert.checkpoint import EncoderConfig
+from ftbert.checkpoint import ModelConfig
 from ftbert.converters import convert
 from ftbert.files.embed import _model_identity
 
@@ -55,7 +55,7 @@ def test_real_file(real_onnx: Path, tmp_path: Path) -> None:
     model = check(real_onnx)
     config = model.config
     norm = {"eps": 1e-12}
-    assert config == EncoderConfig.from_json({
+    assert config == ModelConfig.from_json({
         "vocab": 30522, "hidden": 384, "embedding": 384, "positions": {"kind": "absolute", "rows": 512}, "token_types": 2,
         "embedding_norm": norm, "pooler": config.pooler,
         "layer": {

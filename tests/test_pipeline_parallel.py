@@ -23,7 +23,7 @@ from ranks import FAMILIES, places_of, shared_model, task_of
 
 import ftbert
 from ftbert import cli
-from ftbert.checkpoint import EncoderConfig, stages_of
+from ftbert.checkpoint import ModelConfig, stages_of
 from ftbert.converters import open_checkpoint
 from ftbert.decoding.decoder import decoder_of
 
@@ -212,7 +212,7 @@ def stages_by_hand(places: list[str], dtype: torch.dtype, source: Any, **second:
     documents[1] |= second
     made = []
     for device, document in zip(places, documents, strict=True):
-        config = EncoderConfig.from_json(document)
+        config = ModelConfig.from_json(document)
         weights = {name: checkpoint.read(name, dtype).to(device) for name in config.weight_shapes()}
         made.append(torch.classes.ftbert.Encoder(weights, config.text(), "auto"))
     return made, whole.text()
@@ -257,7 +257,7 @@ def test_numbers_of_layers(place: Place) -> None:
     names = [name for config in stages_of(whole, 3) for name in config.weight_shapes()]
     assert sorted(names) == sorted(whole.weight_shapes())
     for config in stages_of(whole, 3):
-        assert EncoderConfig.from_json(config.to_json()) == config
+        assert ModelConfig.from_json(config.to_json()) == config
     places = places_of(place, 2)
     told = ftbert.load(make_bert(num_hidden_layers=3), places, place.dtype, parallel="pipeline").info()["parallel"]
     assert told == f"pipeline, layer 0 on {places[0]}, layers 1 to 2 on {places[1]}"

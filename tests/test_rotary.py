@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ftbert._library import load_library
 from ftbert.checkpoint import (
-    EncoderConfig,
+    ModelConfig,
 )
 
 load_library()
@@ -157,7 +157,7 @@ def model(place: Place, attention: str, positions: str, rows: int = LONGEST, hea
         {"rotary": {"theta": 1e4}, "qk_norm": {"eps": 1e-6, "bias": False}},
     ]
     norm = {"eps": 1e-6}
-    config = EncoderConfig.from_json({
+    config = ModelConfig.from_json({
         "vocab": 50, "hidden": 64, "embedding": 64, "positions": {"kind": positions, "rows": rows}, "padding_id": 1,
         "embedding_norm": norm, "layers": [{"attention": one} for one in attentions],
         "layer": {

@@ -16,14 +16,14 @@ from reference_encoder import encode
 from safetensors.torch import load_file, save_file
 
 import ftbert
-from ftbert.checkpoint import EncoderConfig
+from ftbert.checkpoint import ModelConfig
 from ftbert.converters import convert, open_checkpoint
 from ftbert.converters.families import FAMILIES, find_family
 
 MASKS = ("right", "left", "holes")
 
 
-def described(model_type: str, **settings: Any) -> EncoderConfig:
+def described(model_type: str, **settings: Any) -> ModelConfig:
     return find_family({"model_type": model_type}).config({**PUBLISHED[model_type], **settings})
 
 

@@ -26,7 +26,7 @@ from ranks import FAMILIES, places_of, shared_model, task_of
 
 import ftbert
 from ftbert._library import build_info
-from ftbert.checkpoint import EncoderConfig, cut, shard_of
+from ftbert.checkpoint import ModelConfig, cut, shard_of
 from ftbert.converters import convert, open_checkpoint
 from ftbert.decoding.decoder import decoder_of
 from ftbert.quantization import quantize
@@ -217,7 +217,7 @@ def test_a_rank_that_fails_ends_the_call(place: Place, failing: int) -> None:
     configs[failing]["positions"]["rows"] = 10
     shards = []
     for device, document in zip(places, configs, strict=True):
-        config = EncoderConfig.from_json(document)
+        config = ModelConfig.from_json(document)
         shapes = config.weight_shapes()
         weights = {}
         for name, shape in shapes.items():

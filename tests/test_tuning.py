@@ -15,7 +15,7 @@ from conftest import gpu_memory_left
 from fake_gpu import QKV, FakeAlgorithm, fake_gpu
 from tables import HERE, row
 
-from ftbert.checkpoint import EncoderConfig
+from ftbert.checkpoint import ModelConfig
 from ftbert.cli import main
 from ftbert.dtypes import DTYPES
 from ftbert.quantization import quantize
@@ -59,9 +59,9 @@ def test_the_encoder_runs_the_m_that_is_timed_and_few_more() -> None:
         assert all(0 <= module.rows(m) - m < max(64, 1 + m // 32) for m in range(low, high + 1))
 
 
-def of_one_layer(norm: dict[str, Any], **layer: Any) -> EncoderConfig:
+def of_one_layer(norm: dict[str, Any], **layer: Any) -> ModelConfig:
     """Of width 768; norm: both of the layer."""
-    return EncoderConfig.from_json({
+    return ModelConfig.from_json({
         "vocab": 9, "hidden": 768, "embedding": 768, "positions": {"kind": "none", "rows": 9},
         "layers": [layer | {"attention_norm": norm, "ffn_norm": norm}],
     })  # fmt: skip

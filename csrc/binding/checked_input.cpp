@@ -20,7 +20,7 @@ at::Tensor ids_tensor(const char* name, const at::Tensor& ids, int64_t dims, at:
 }
 
 std::optional<at::Tensor> type_tensor(const std::optional<at::Tensor>& types, const at::Tensor& ids,
-                                      const EncoderConfig& config) {
+                                      const ModelConfig& config) {
   // A model without token types ignores them, as transformers does.
   if (!types || config.token_types == 0) return std::nullopt;
   const at::Tensor checked = ids_tensor("token_type_ids", *types, ids.dim(), ids.device());
@@ -42,13 +42,13 @@ at::Tensor mask_tensor(const at::Tensor& mask, const at::Tensor& ids) {
   return mask.to(at::isFloatingType(type) ? at::kFloat : at::kLong).contiguous();
 }
 
-void check_length(const EncoderConfig& config, int64_t length) {
+void check_length(const ModelConfig& config, int64_t length) {
   const bool any = config.positions == PositionKind::none && !config.rotary();
   FTBERT_CHECK(any || length <= config.max_seq(), "sequence of ", length, " tokens: the model has positions for ",
                config.max_seq(), "; truncate the input");
 }
 
-void check_info(const PaddingInfo& info, const EncoderConfig& config, const CheckedInput& input) {
+void check_info(const PaddingInfo& info, const ModelConfig& config, const CheckedInput& input) {
   const auto where = [&](int64_t one_based) {
     const int64_t index = one_based - 1, seq = input.input_ids.size(-1);
     return input.input_ids.dim() == 1 ? "[" + std::to_string(index) + "]"
@@ -68,7 +68,7 @@ void check_info(const PaddingInfo& info, const EncoderConfig& config, const Chec
 }
 
 // Positions counted from padding count masked ids too: few kept tokens may stand at high ones. On the CPU.
-void check_positions(const EncoderConfig& config, const CheckedInput& input, int64_t tokens) {
+void check_positions(const ModelConfig& config, const CheckedInput& input, int64_t tokens) {
   const int64_t batch = input.input_ids.size(0), seq = input.input_ids.size(1);
   if (!config.counts_tokens() || seq <= config.max_seq()) return;
   const at::Tensor positions = at::empty({tokens}, at::TensorOptions().dtype(at::kInt));
@@ -93,7 +93,7 @@ void check_positions(const EncoderConfig& config, const CheckedInput& input, int
 constexpr double kWaitFlop = 24e9;
 constexpr int64_t kFewRows = 256;
 
-bool cheaper_than_waiting(const EncoderConfig& c, int64_t rows) {
+bool cheaper_than_waiting(const ModelConfig& c, int64_t rows) {
   double products = 0;
   for (const LayerConfig& layer : c.layers)
     products += 4.0 * c.hidden * (2.0 * static_cast<double>(layer.attention.heads.width()) + layer.ffn.inter);
@@ -102,7 +102,7 @@ bool cheaper_than_waiting(const EncoderConfig& c, int64_t rows) {
 
 // Wherever the offsets are.
 template <class Device>
-CheckedInput packed_input(Context<Device>& context, at::Device device, const EncoderConfig& config,
+CheckedInput packed_input(Context<Device>& context, at::Device device, const ModelConfig& config,
                           const at::Tensor& input_ids, const at::Tensor& cu_seqlens, int64_t max_seqlen,
                           const std::optional<at::Tensor>& token_type_ids) {
   CheckedInput out;
@@ -135,7 +135,7 @@ CheckedInput packed_input(Context<Device>& context, at::Device device, const Enc
 
 }  // namespace
 
-void CheckedInput::wait_for_count(const EncoderConfig& config) {
+void CheckedInput::wait_for_count(const ModelConfig& config) {
   if (!counting) return;
   const PaddingInfo info = counting->wait();
   counting.reset();
@@ -145,9 +145,9 @@ void CheckedInput::wait_for_count(const EncoderConfig& config) {
 }
 
 template <class Device>
-CheckedInput unpad(Context<Device>& context, at::Device device, const EncoderConfig& config,
-                   const at::Tensor& input_ids, const std::optional<at::Tensor>& attention_mask,
-                   const std::optional<at::Tensor>& token_type_ids, Wait wait) {
+CheckedInput unpad(Context<Device>& context, at::Device device, const ModelConfig& config, const at::Tensor& input_ids,
+                   const std::optional<at::Tensor>& attention_mask, const std::optional<at::Tensor>& token_type_ids,
+                   Wait wait) {
   CheckedInput out;
   out.input_ids = ids_tensor("input_ids", input_ids, 2, device);
   out.token_type_ids = type_tensor(token_type_ids, out.input_ids, config);
@@ -217,7 +217,7 @@ CheckedInput unpad(Context<Device>& context, at::Device device, const EncoderCon
 }
 
 template <class Device>
-CheckedInput check_packed(Context<Device>& context, at::Device device, const EncoderConfig& config,
+CheckedInput check_packed(Context<Device>& context, at::Device device, const ModelConfig& config,
                           const at::Tensor& input_ids, const at::Tensor& cu_seqlens, int64_t max_seqlen,
                           const std::optional<at::Tensor>& token_type_ids) {
   plain("cu_seqlens", cu_seqlens);
@@ -229,7 +229,7 @@ CheckedInput check_packed(Context<Device>& context, at::Device device, const Enc
 }
 
 template <class Device>
-CheckedInput check_decoder_ids(Context<Device>& context, at::Device device, const EncoderConfig& config,
+CheckedInput check_decoder_ids(Context<Device>& context, at::Device device, const ModelConfig& config,
                                const at::Tensor& input_ids, const at::Tensor& cu_seqlens, int64_t max_seqlen) {
   CheckedInput out = packed_input(context, device, config, input_ids, cu_seqlens, max_seqlen, std::nullopt);
   if (!device.is_cpu()) out.batch.sequences.cu_q = out.batch.sequences.cu_k = nullptr;
@@ -278,12 +278,12 @@ void take_hidden(CheckedInput& input, const at::Tensor& hidden, int64_t cols, DT
   input.batch.hidden = data<void>(hidden);
 }
 
-#define FTBERT_INSTANTIATE(D)                                                                                  \
-  template CheckedInput unpad<D>(Context<D>&, at::Device, const EncoderConfig&, const at::Tensor&,             \
-                                 const std::optional<at::Tensor>&, const std::optional<at::Tensor>&, Wait);    \
-  template CheckedInput check_packed<D>(Context<D>&, at::Device, const EncoderConfig&, const at::Tensor&,      \
-                                        const at::Tensor&, int64_t, const std::optional<at::Tensor>&);         \
-  template CheckedInput check_decoder_ids<D>(Context<D>&, at::Device, const EncoderConfig&, const at::Tensor&, \
+#define FTBERT_INSTANTIATE(D)                                                                                \
+  template CheckedInput unpad<D>(Context<D>&, at::Device, const ModelConfig&, const at::Tensor&,             \
+                                 const std::optional<at::Tensor>&, const std::optional<at::Tensor>&, Wait);  \
+  template CheckedInput check_packed<D>(Context<D>&, at::Device, const ModelConfig&, const at::Tensor&,      \
+                                        const at::Tensor&, int64_t, const std::optional<at::Tensor>&);       \
+  template CheckedInput check_decoder_ids<D>(Context<D>&, at::Device, const ModelConfig&, const at::Tensor&, \
                                              const at::Tensor&, int64_t);
 FTBERT_DEVICES(FTBERT_INSTANTIATE)
 

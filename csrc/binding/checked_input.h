@@ -54,7 +54,7 @@ struct CheckedInput {
   bool padded() const { return to_packed.defined(); }
   // Until this has waited for the GPU's count, the batch's tokens and longest sequence may be as many as the padded
   // input allows, and ids and mask unchecked. Throws Error where they are wrong.
-  void wait_for_count(const EncoderConfig& config);
+  void wait_for_count(const ModelConfig& config);
 };
 
 // When the host waits for the token count of a mask on the GPU: before anything else, or where computing the padding
@@ -64,9 +64,9 @@ enum class Wait { first, last };
 // input_ids [batch, seq] int32/int64, mask and token types of the same shape or absent. At most one device sync:
 // when the mask is on the GPU, its token count must be read to size the packed tensors.
 template <class Device>
-CheckedInput unpad(Context<Device>& context, at::Device device, const EncoderConfig& config,
-                   const at::Tensor& input_ids, const std::optional<at::Tensor>& attention_mask,
-                   const std::optional<at::Tensor>& token_type_ids, Wait wait = Wait::first);
+CheckedInput unpad(Context<Device>& context, at::Device device, const ModelConfig& config, const at::Tensor& input_ids,
+                   const std::optional<at::Tensor>& attention_mask, const std::optional<at::Tensor>& token_type_ids,
+                   Wait wait = Wait::first);
 
 // The indices of packed tokens int32/int64 [n] become the rows of its batch that are read; on the CPU they are looked
 // at.
@@ -81,14 +81,14 @@ void share_prefix(CheckedInput& input, int64_t prefix, int64_t max_seqlen);
 
 // input_ids [tokens] int32/int64, cu_seqlens [batch+1] int32. No device sync: on CUDA the contents are not looked at.
 template <class Device>
-CheckedInput check_packed(Context<Device>& context, at::Device device, const EncoderConfig& config,
+CheckedInput check_packed(Context<Device>& context, at::Device device, const ModelConfig& config,
                           const at::Tensor& input_ids, const at::Tensor& cu_seqlens, int64_t max_seqlen,
                           const std::optional<at::Tensor>& token_type_ids);
 
 // A decoder's input_ids [tokens] int32/int64; its offsets int32 [batch+1] lie on the host and are checked. On a GPU the
 // batch lacks them.
 template <class Device>
-CheckedInput check_decoder_ids(Context<Device>& context, at::Device device, const EncoderConfig& config,
+CheckedInput check_decoder_ids(Context<Device>& context, at::Device device, const ModelConfig& config,
                                const at::Tensor& input_ids, const at::Tensor& cu_seqlens, int64_t max_seqlen);
 
 }  // namespace ftbert::binding

@@ -122,7 +122,7 @@ void check_weights(const std::vector<WeightSpec>& specs, const TensorDict& weigh
 }  // namespace
 
 EncoderClass::EncoderClass(TensorDict weights, std::string config, std::string attention)
-    : description_(std::move(config)), attention_(std::move(attention)), config_(EncoderConfig::parse(description_)) {
+    : description_(std::move(config)), attention_(std::move(attention)), config_(ModelConfig::parse(description_)) {
   check_layers_exist(config_);
   const std::vector<WeightSpec> specs = weight_specs(config_);
   const at::Tensor stream = find_stream(specs, weights);
@@ -169,7 +169,7 @@ EncoderClass::EncoderClass(std::vector<EncoderPtr> shards) : engine_(std::make_u
 }
 
 EncoderClass::EncoderClass(const Stages& stages)
-    : weights_(stages.shared), description_(stages.config), config_(EncoderConfig::parse(description_)) {
+    : weights_(stages.shared), description_(stages.config), config_(ModelConfig::parse(description_)) {
   FTBERT_CHECK(!stages.here.empty(), "expected at least one stage");
   const EncoderClass& first = *stages.here.front();
   attention_ = first.attention_, device_ = first.device_, dtype_ = first.dtype_;

@@ -21,7 +21,7 @@ struct Stages;
 
 class EncoderClass : public torch::CustomClassHolder {
  public:
-  // config: JSON (EncoderConfig::parse). attention: "auto", "fused" or "general". All weights are on one device.
+  // config: JSON (ModelConfig::parse). attention: "auto", "fused" or "general". All weights are on one device.
   // Matrices are as stored, other weights of the stream's dtype. The error lists all missing, extra, misshapen and
   // otherwise unfit weights. On the CPU a matrix may come packed (torch.ops.ftbert.pack_weight), and in bf16: then its
   // product is computed in bf16 with float sums. One in q8_0 may come packed on any device, with its scales
@@ -35,7 +35,7 @@ class EncoderClass : public torch::CustomClassHolder {
 
   const Engine& engine() const { return *engine_; }
   Engine& engine() { return *engine_; }
-  const EncoderConfig& config() const { return config_; }
+  const ModelConfig& config() const { return config_; }
   at::Device device() const { return device_; }
   at::ScalarType dtype() const { return dtype_; }  // of the residual stream and of results
   std::string matrix_dtype() const;                // the narrowest in which one is stored
@@ -59,7 +59,7 @@ class EncoderClass : public torch::CustomClassHolder {
   std::map<std::string, at::Tensor> packed_;  // GEMM operands in the CPU library's layout or q8_0's, instead of plain
   std::map<std::string, const Format*> matrix_formats_;
   std::string description_, attention_;
-  EncoderConfig config_;
+  ModelConfig config_;
   at::Device device_{at::kCPU};
   at::ScalarType dtype_ = at::kFloat;
   std::unique_ptr<Engine> engine_;

@@ -13,7 +13,7 @@
 namespace ftbert::binding {
 namespace {
 
-bool layers_alike(const EncoderConfig& one, const EncoderConfig& other) {
+bool layers_alike(const ModelConfig& one, const ModelConfig& other) {
   if (one.depth() != other.depth() || one.hidden != other.hidden) return false;
   for (int64_t i = 0; i < one.depth(); ++i)
     if (layer_weight_specs(one, one.layers[i]) != layer_weight_specs(other, other.layers[i])) return false;
@@ -89,7 +89,7 @@ Engine::Engine(std::vector<EncoderPtr> ranks)
     members_[rank]->engine().join(runner_->communicator(static_cast<int64_t>(rank)));
 }
 
-Engine::Engine(const Stages& stages, EncoderConfig whole)
+Engine::Engine(const Stages& stages, ModelConfig whole)
     : members_(stages.here),
       whole_(std::move(whole)),
       first_layers_(stages.first_layers),

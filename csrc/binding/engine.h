@@ -37,7 +37,7 @@ class Engine {
   explicit Engine(std::vector<EncoderPtr> ranks);
   // Calls go through the stages by micro-batches (binding/micro_batches.h); ids and results lie on the first's device.
   // Where stages are processes, each makes the same calls and gets what the last stage makes. whole: of all stages.
-  Engine(const Stages& stages, EncoderConfig whole);
+  Engine(const Stages& stages, ModelConfig whole);
   ~Engine();
 
   // One tensor for each want, in their order.
@@ -71,7 +71,7 @@ class Engine {
   const std::unique_ptr<Forward> here_;
   const std::vector<EncoderPtr> members_;
   const std::shared_ptr<RankRunner> runner_;         // of ranks
-  const EncoderConfig whole_;                        // of stages
+  const ModelConfig whole_;                          // of stages
   const std::vector<int64_t> first_layers_;          // likewise, of each
   const std::unique_ptr<const ProcessGroup> group_;  // of stages that are processes
   mutable std::mutex calls_;                         // likewise: the others make calls one after another, too

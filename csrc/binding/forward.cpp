@@ -31,7 +31,7 @@ at::Tensor to_device(const at::Tensor& t, at::Device device) {
 template <class Device, class T>
 class ForwardOf : public Forward {
  public:
-  ForwardOf(const EncoderConfig& config, Weights<T> weights, at::Device device, std::optional<AttentionPath> attention)
+  ForwardOf(const ModelConfig& config, Weights<T> weights, at::Device device, std::optional<AttentionPath> attention)
       : device_(device),
         encoder_(CallContext<Device>(device).context, config, std::move(weights), attention,
                  [&](int64_t floats) {
@@ -119,7 +119,7 @@ class ForwardOf : public Forward {
   };
 
   std::vector<at::Tensor> run_encoder(CallContext<Device>& on, const Call& call, const std::vector<Want>& wants) const {
-    const EncoderConfig& c = encoder_.config();
+    const ModelConfig& c = encoder_.config();
     FTBERT_CHECK(!call.rows || asks_for(wants, Want::rows), "rows: nothing of `want` reads them");
     Result r{call.cu_seqlens ? check_packed<Device>(on.context, device_, c, call.input_ids, *call.cu_seqlens,
                                                     call.max_seqlen, call.token_type_ids)
@@ -159,7 +159,7 @@ class ForwardOf : public Forward {
 
   // Of a stage before the last what its layers leave, else the logits.
   std::vector<at::Tensor> run_decoder(CallContext<Device>& on, const Call& call, const std::vector<Want>& wants) const {
-    const EncoderConfig& c = encoder_.config();
+    const ModelConfig& c = encoder_.config();
     DecoderCache& cache = *call.caches.front();
     CheckedInput input =
         check_decoder_ids<Device>(on.context, device_, c, call.input_ids, *call.cu_seqlens, call.max_seqlen);
@@ -249,7 +249,7 @@ class ForwardOf : public Forward {
   // Unrecorded: [rows_with_slack(output_rows), hidden or vocab].
   at::Tensor run_now(CallContext<Device>& call, const CheckedInput& input, size_t scratch, SharedPrefix<Device>* prefix,
                      const HiddenStateHook<T>& hook, const Linear<T>* head = nullptr) const {
-    const EncoderConfig& c = encoder_.config();
+    const ModelConfig& c = encoder_.config();
     Context<Device>& context = call.for_products(scratch);
     Batch batch = input.batch;
     const at::Tensor out = empty({rows_with_slack<Device>(batch.output_rows()), head ? head->weight.n : c.hidden});
@@ -359,7 +359,7 @@ class ForwardOf : public Forward {
 
   at::Tensor pooled(CallContext<Device>& call, const Result& r) const {
     const Sequences& sequences = r.input.batch.sequences;
-    const EncoderConfig& c = encoder_.config();
+    const ModelConfig& c = encoder_.config();
     if (!c.pooler) return empty({sequences.count, 0});
     at::Tensor of_all;
     const T* first = r.hidden;
@@ -383,13 +383,13 @@ class ForwardOf : public Forward {
 }  // namespace
 
 template <class Device, class T>
-std::unique_ptr<Forward> make_forward(const EncoderConfig& config, Weights<T> weights, at::Device device,
+std::unique_ptr<Forward> make_forward(const ModelConfig& config, Weights<T> weights, at::Device device,
                                       std::optional<AttentionPath> attention) {
   return std::make_unique<ForwardOf<Device, T>>(config, std::move(weights), device, attention);
 }
 
-#define FTBERT_INSTANTIATE(D, T)                                                                     \
-  template std::unique_ptr<Forward> make_forward<D, T>(const EncoderConfig&, Weights<T>, at::Device, \
+#define FTBERT_INSTANTIATE(D, T)                                                                   \
+  template std::unique_ptr<Forward> make_forward<D, T>(const ModelConfig&, Weights<T>, at::Device, \
                                                        std::optional<AttentionPath>);
 FTBERT_BACKENDS(FTBERT_INSTANTIATE)
 

@@ -33,7 +33,7 @@ class Forward {
 };
 
 template <class Device, class T>
-std::unique_ptr<Forward> make_forward(const EncoderConfig& config, Weights<T> weights, at::Device device,
+std::unique_ptr<Forward> make_forward(const ModelConfig& config, Weights<T> weights, at::Device device,
                                       std::optional<AttentionPath> attention);
 
 }  // namespace ftbert::binding

@@ -64,10 +64,10 @@ std::vector<Tensor> dispatch_forward_batch(const EncoderPtr& encoder, const Tens
 // THE list of weight names, for whoever converts or loads: name, shape, whether it is the operand of a product, and the
 // type in which it is stored, "" where that is the model's.
 using ListedWeight = std::tuple<std::string, std::vector<int64_t>, bool, std::string>;
-// The whole description (EncoderConfig::parse), and the tensors that it asks for.
+// The whole description (ModelConfig::parse), and the tensors that it asks for.
 std::tuple<std::string, std::vector<ListedWeight>> read_config(const std::string& config) {
   std::string whole;
-  const EncoderConfig parsed = EncoderConfig::parse(config, &whole);
+  const ModelConfig parsed = ModelConfig::parse(config, &whole);
   check_layers_exist(parsed);
   std::vector<ListedWeight> specs;
   for (const WeightSpec& spec : weight_specs(parsed))

@@ -90,7 +90,7 @@ struct Replay<Device, T>::Recording {
 
   // Takes memory for all of it. Over an empty workspace the pointers are null, and only its size counts.
   void carve(const Replay& of, const Context<Device>& context, const Linear<T>* head, Workspace& all) {
-    const EncoderConfig& c = of.encoder_.config();
+    const ModelConfig& c = of.encoder_.config();
     ids = all.take<int64_t>(size.tokens);
     if (!c.stage.first()) input = all.take<T>(size.tokens * c.hidden);
     if (of.cache_) {
@@ -252,7 +252,7 @@ template <class Device, class T>
 void Replay<Device, T>::fill(Context<Device>& context, const Batch& batch, const at::Tensor& slots,
                              const Recording& recording) {
   const Sequences& s = batch.sequences;
-  const EncoderConfig& c = encoder_.config();
+  const ModelConfig& c = encoder_.config();
   if (recording.input) copy_on_device(context, batch.hidden, recording.input, s.rows * c.hidden * sizeof(T));
   if (cache_) {
     copy_on_device(context, batch.ids, recording.ids, s.rows * sizeof(int64_t));

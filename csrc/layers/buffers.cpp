@@ -20,7 +20,7 @@ constexpr bool kAttendedOutlivesInner = std::is_same_v<Device, Cpu>;
 }  // namespace
 
 template <class Device, class T>
-LayerBuffers<T> carve_layer_buffers(Workspace& ws, const EncoderConfig& config, const BufferSizes& sizes) {
+LayerBuffers<T> carve_layer_buffers(Workspace& ws, const ModelConfig& config, const BufferSizes& sizes) {
   int64_t width = 0, qkv_width = 0, inner = 0, scaled_inner = 0, heads = 0;
   size_t scratch = 0;
   bool of_sums = false;  // a norm follows a sum, its own or the next block's
@@ -76,7 +76,7 @@ LayerBuffers<T> carve_layer_buffers(Workspace& ws, const EncoderConfig& config, 
 }
 
 #define FTBERT_INSTANTIATE(D, T) \
-  template LayerBuffers<T> carve_layer_buffers<D, T>(Workspace&, const EncoderConfig&, const BufferSizes&);
+  template LayerBuffers<T> carve_layer_buffers<D, T>(Workspace&, const ModelConfig&, const BufferSizes&);
 FTBERT_BACKENDS(FTBERT_INSTANTIATE)
 
 }  // namespace ftbert

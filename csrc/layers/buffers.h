@@ -63,6 +63,6 @@ struct BufferSizes {
 inline constexpr int64_t kTileCounts = 2;
 
 template <class Device, class T>
-LayerBuffers<T> carve_layer_buffers(Workspace& workspace, const EncoderConfig& config, const BufferSizes& sizes);
+LayerBuffers<T> carve_layer_buffers(Workspace& workspace, const ModelConfig& config, const BufferSizes& sizes);
 
 }  // namespace ftbert

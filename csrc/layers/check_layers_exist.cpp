@@ -13,7 +13,7 @@ constexpr int64_t kMostTurns = int64_t{1} << 21, kMostTableFloats = int64_t{1} <
 
 }  // namespace
 
-void check_layers_exist(const EncoderConfig& config) {
+void check_layers_exist(const ModelConfig& config) {
   std::set<std::string> lacking;
   const auto refuse = [&](bool asked, const char* what) {
     if (asked) lacking.insert(what);

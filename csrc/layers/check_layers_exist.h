@@ -5,6 +5,6 @@
 namespace ftbert {
 
 // Throws Error that lists all of it in this config.
-void check_layers_exist(const EncoderConfig& config);
+void check_layers_exist(const ModelConfig& config);
 
 }  // namespace ftbert

@@ -12,7 +12,7 @@ namespace ftbert {
 namespace {
 
 // What keeps a model from reading keys of earlier tokens; "" for none.
-std::string why_no_cache(const EncoderConfig& config, AttentionPath path, DType dtype, int64_t row_bytes) {
+std::string why_no_cache(const ModelConfig& config, AttentionPath path, DType dtype, int64_t row_bytes) {
   for (const LayerConfig& layer : config.layers)
     if (layer.attention.window.right != 0) return "its tokens see those that follow: it is an encoder";
   if (config.relative_span > 0) return "it adds relative biases to scores";
@@ -24,20 +24,20 @@ std::string why_no_cache(const EncoderConfig& config, AttentionPath path, DType 
   return "";
 }
 
-void check_cache(const EncoderConfig& config, AttentionPath path, DType dtype, int64_t row_bytes) {
+void check_cache(const ModelConfig& config, AttentionPath path, DType dtype, int64_t row_bytes) {
   const std::string why_not = why_no_cache(config, path, dtype, row_bytes);
   FTBERT_CHECK(why_not.empty(), "this model has no cache of keys and values: ", why_not);
 }
 
 }  // namespace
 
-KvCache::KvCache(const EncoderConfig& config, DType dtype, int64_t slots, int64_t positions)
+KvCache::KvCache(const ModelConfig& config, DType dtype, int64_t slots, int64_t positions)
     : slots_(slots), positions_(positions) {
   for (const LayerConfig& layer : config.layers)
     row_bytes_.push_back(layer.attention.heads.kv_width() * bytes_of(dtype));
 }
 
-KvCache::KvCache(const EncoderConfig& config, AttentionPath path, DType dtype, int64_t row_bytes, int64_t slots,
+KvCache::KvCache(const ModelConfig& config, AttentionPath path, DType dtype, int64_t row_bytes, int64_t slots,
                  int64_t positions)
     : KvCache(config, dtype, slots, positions) {
   check_cache(config, path, dtype, row_bytes);
@@ -49,7 +49,7 @@ KvCache::KvCache(const EncoderConfig& config, AttentionPath path, DType dtype, i
     for (int i = 0; i < 2; ++i) offsets_.push_back(bytes_), bytes_ += rows() * bytes;
 }
 
-KvCache KvCache::of_one_layer(const EncoderConfig& config, AttentionPath path, DType dtype, int64_t row_bytes,
+KvCache KvCache::of_one_layer(const ModelConfig& config, AttentionPath path, DType dtype, int64_t row_bytes,
                               int64_t rows) {
   check_cache(config, path, dtype, row_bytes);
   FTBERT_CHECK(rows <= std::numeric_limits<int32_t>::max(), "at most 2^31-1 keys in one call, got ", rows);

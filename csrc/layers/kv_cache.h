@@ -16,11 +16,11 @@ class KvCache {
  public:
   // Error, with the reason, where the model's attention needs more than keys and values of earlier tokens, there are
   // more positions than the model's, or rows do not begin at multiples of row_bytes.
-  KvCache(const EncoderConfig& config, AttentionPath path, DType dtype, int64_t row_bytes, int64_t slots,
+  KvCache(const ModelConfig& config, AttentionPath path, DType dtype, int64_t row_bytes, int64_t slots,
           int64_t positions);
 
   // For a single call: so many rows, without slots. Each layer writes over the rows of the layer before.
-  static KvCache of_one_layer(const EncoderConfig& config, AttentionPath path, DType dtype, int64_t row_bytes,
+  static KvCache of_one_layer(const ModelConfig& config, AttentionPath path, DType dtype, int64_t row_bytes,
                               int64_t rows);
 
   size_t bytes() const { return static_cast<size_t>(bytes_); }
@@ -45,7 +45,7 @@ class KvCache {
   void copy_prefix(const Context<Device>& context, int64_t from, int64_t to, int64_t length) const;
 
  private:
-  KvCache(const EncoderConfig& config, DType dtype, int64_t slots, int64_t positions);
+  KvCache(const ModelConfig& config, DType dtype, int64_t slots, int64_t positions);
 
   int64_t slots_, positions_, bytes_ = 0;
   std::vector<int64_t> offsets_;    // in bytes: of each layer's keys, then its values

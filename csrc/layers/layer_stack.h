@@ -22,7 +22,7 @@ template <class Device, class T>
 class LayerStack {
  public:
   // config and weights must outlive this.
-  LayerStack(const EncoderConfig& config, const Weights<T>& weights, AttentionPath path)
+  LayerStack(const ModelConfig& config, const Weights<T>& weights, AttentionPath path)
       : config_(config), weights_(weights), path_(path) {}
 
   // Takes what it needs of the call's workspace beside carve_layer_buffers, for hidden states of so many rows.
@@ -51,7 +51,7 @@ class LayerStack {
   // Behind the last layer that runs: the norm that no product has done.
   void settle(Context<Device>& context, int64_t rows, const Stream<Device, T>& stream) const;
 
-  const EncoderConfig& config_;
+  const ModelConfig& config_;
   const Weights<T>& weights_;
   const AttentionPath path_;
 };

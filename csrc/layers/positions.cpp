@@ -5,7 +5,7 @@
 
 namespace ftbert {
 
-Positions Positions::take(Workspace& workspace, const EncoderConfig& config, int64_t tokens, bool padded) {
+Positions Positions::take(Workspace& workspace, const ModelConfig& config, int64_t tokens, bool padded) {
   // Packed tokens stand in the columns of their sequences, which a relative bias knows.
   const bool columns = (config.relative_span > 0 && padded) || (config.rotary() && config.counts_tokens());
   Positions made;
@@ -15,7 +15,7 @@ Positions Positions::take(Workspace& workspace, const EncoderConfig& config, int
 }
 
 template <class Device>
-void find_positions(Context<Device>& context, const EncoderConfig& config, const Batch& batch, int64_t most,
+void find_positions(Context<Device>& context, const ModelConfig& config, const Batch& batch, int64_t most,
                     const Positions& positions) {
   const auto find = [&](PositionKind kind, int32_t* out) {
     padding_positions<Device>(context, kind, batch.ids, batch.to_padded, batch.sequences.cu_q, batch.sequences.count,
@@ -26,7 +26,7 @@ void find_positions(Context<Device>& context, const EncoderConfig& config, const
 }
 
 #define FTBERT_INSTANTIATE(D) \
-  template void find_positions(Context<D>&, const EncoderConfig&, const Batch&, int64_t, const Positions&);
+  template void find_positions(Context<D>&, const ModelConfig&, const Batch&, int64_t, const Positions&);
 FTBERT_DEVICES(FTBERT_INSTANTIATE)
 
 }  // namespace ftbert

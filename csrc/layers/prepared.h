@@ -24,13 +24,12 @@ struct DeferralLimits {
 // Sets the vectors of the weights' Linears in memory that is allocated: a changed weight makes them stale. Without
 // `allocate` there are none.
 template <class Device, class T>
-DeferralLimits prepare(const Context<Device>&, const EncoderConfig&, Weights<T>&, AttentionPath,
-                       const AllocateFloats&) {
+DeferralLimits prepare(const Context<Device>&, const ModelConfig&, Weights<T>&, AttentionPath, const AllocateFloats&) {
   return {};
 }
 template <class T>
-DeferralLimits prepare(const Context<Cuda>& context, const EncoderConfig& config, Weights<T>& weights,
-                       AttentionPath path, const AllocateFloats& allocate);
+DeferralLimits prepare(const Context<Cuda>& context, const ModelConfig& config, Weights<T>& weights, AttentionPath path,
+                       const AllocateFloats& allocate);
 
 // Who norms the rows of a call of so many tokens: the same at all edges of its layers, since no mixture was measured.
 // By moments where plans choose kernels that do so for all four products of the first layer, whose shapes are the

@@ -48,8 +48,7 @@ bool differ(const LayerConfig& one, const LayerConfig& other) {
 }
 
 template <class T>
-std::string refusal(const Context<Cuda>& context, const EncoderConfig& c, const Weights<T>& weights,
-                    AttentionPath path) {
+std::string refusal(const Context<Cuda>& context, const ModelConfig& c, const Weights<T>& weights, AttentionPath path) {
   if (path != AttentionPath::fused || c.relative_span > 0) return "attention has a bias or takes the general path";
   if (!has_warpgroups(context.capability)) return "needs a GPU of capability 9.0, and kernels compiled for it";
   if (most_deferred_tokens() == 0) return "switched off";
@@ -82,7 +81,7 @@ bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) 
 
 // Up to how many rows of a call with a cache the products of all layers take the norms before them and the sums behind.
 template <class T>
-int64_t most_by_reader(const Context<Cuda>& context, const EncoderConfig& config, const Weights<T>& weights,
+int64_t most_by_reader(const Context<Cuda>& context, const ModelConfig& config, const Weights<T>& weights,
                        AttentionPath path) {
   if (path != AttentionPath::fused || weights.layers.empty() || most_deferred_tokens() == 0) return 0;
   if (!config.shard.whole()) return 0;  // a part of a sum is no result to add to the stream
@@ -172,8 +171,8 @@ bool by_moments(const Context<Cuda>& context, const DeferralLimits& limits, cons
 }  // namespace
 
 template <class T>
-DeferralLimits prepare(const Context<Cuda>& context, const EncoderConfig& config, Weights<T>& weights,
-                       AttentionPath path, const AllocateFloats& allocate) {
+DeferralLimits prepare(const Context<Cuda>& context, const ModelConfig& config, Weights<T>& weights, AttentionPath path,
+                       const AllocateFloats& allocate) {
   DeferralLimits limits;
   if constexpr (sizeof(T) == 2) {
     limits.by_reader = most_by_reader(context, config, weights, path);
@@ -213,7 +212,7 @@ std::string deferred_state(const Context<Cuda>& context, const DeferralLimits& l
 }
 
 #define FTBERT_INSTANTIATE(T)                                                                                 \
-  template DeferralLimits prepare(const Context<Cuda>&, const EncoderConfig&, Weights<T>&, AttentionPath,     \
+  template DeferralLimits prepare(const Context<Cuda>&, const ModelConfig&, Weights<T>&, AttentionPath,       \
                                   const AllocateFloats&);                                                     \
   template NormedBy normed_by(const Context<Cuda>&, const DeferralLimits&, const Weights<T>&, int64_t, bool); \
   template std::string deferred_state(const Context<Cuda>&, const DeferralLimits&, const Weights<T>&);

@@ -59,7 +59,7 @@ Operand scaled_for(Context<Device>& context, const Linear<T>& next, const Operan
 
 // The most that a sum over ranks takes in a call that goes through a model with this batch.
 template <class Device, class T>
-size_t sum_bytes(const EncoderConfig& config, const Batch& batch) {
+size_t sum_bytes(const ModelConfig& config, const Batch& batch) {
   return rows_with_slack<Device>(std::max(batch.tokens(), batch.output_rows())) * config.hidden * sizeof(T);
 }
 

@@ -11,7 +11,7 @@
 namespace ftbert {
 
 template <class Device, class T>
-Weights<T> with_rotary_tables(const Context<Device>& context, const EncoderConfig& config, Weights<T> weights,
+Weights<T> with_rotary_tables(const Context<Device>& context, const ModelConfig& config, Weights<T> weights,
                               const AllocateFloats& allocate) {
   Context<Device> on = context;
   std::vector<std::pair<const Rotary*, Rotation>> made;
@@ -32,7 +32,7 @@ Weights<T> with_rotary_tables(const Context<Device>& context, const EncoderConfi
 }
 
 #define FTBERT_INSTANTIATE(D, T) \
-  template Weights<T> with_rotary_tables(const Context<D>&, const EncoderConfig&, Weights<T>, const AllocateFloats&);
+  template Weights<T> with_rotary_tables(const Context<D>&, const ModelConfig&, Weights<T>, const AllocateFloats&);
 FTBERT_BACKENDS(FTBERT_INSTANTIATE)
 
 }  // namespace ftbert

@@ -9,7 +9,7 @@ namespace ftbert {
 
 // weights with the rotation of each layer, one table of config.max_positions rows for each distinct Rotary.
 template <class Device, class T>
-Weights<T> with_rotary_tables(const Context<Device>& context, const EncoderConfig& config, Weights<T> weights,
+Weights<T> with_rotary_tables(const Context<Device>& context, const ModelConfig& config, Weights<T> weights,
                               const AllocateFloats& allocate);
 
 }  // namespace ftbert

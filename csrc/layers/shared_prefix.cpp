@@ -7,7 +7,7 @@
 namespace ftbert {
 
 template <class Device>
-SharedPrefix<Device>::SharedPrefix(const EncoderConfig& config, AttentionPath path, DType dtype, Batch& batch)
+SharedPrefix<Device>::SharedPrefix(const ModelConfig& config, AttentionPath path, DType dtype, Batch& batch)
     : keys_values_(KvCache::of_one_layer(config, path, dtype, std::is_same_v<Device, Cpu> ? 1 : kCudaRowBytes,
                                          batch.tokens() + (batch.sequences.count - 1) * batch.shared_prefix)) {
   batch.cache = &keys_values_;

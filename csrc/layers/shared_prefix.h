@@ -14,7 +14,7 @@ class SharedPrefix {
  public:
   // batch: with its shared_prefix; it becomes one with a cache, this one's, which must outlive it. Before the call is
   // planned. Error where the model has no cache.
-  SharedPrefix(const EncoderConfig& config, AttentionPath path, DType dtype, Batch& batch);
+  SharedPrefix(const ModelConfig& config, AttentionPath path, DType dtype, Batch& batch);
   SharedPrefix(const SharedPrefix&) = delete;
   SharedPrefix& operator=(const SharedPrefix&) = delete;
 

@@ -145,7 +145,7 @@ LayerConfig read_layer(Section& read) {
 
 // The layers of one entry of `layers`, behind those that are there, and an entry of its own for each; false where they
 // become too many.
-bool read_layers(Section& read, const EncoderConfig& model, std::vector<LayerConfig>& layers, Json::Array& entries) {
+bool read_layers(Section& read, const ModelConfig& model, std::vector<LayerConfig>& layers, Json::Array& entries) {
   const int64_t first = static_cast<int64_t>(layers.size()), end = first + read.integer("repeat", 1, kMostRows, 1);
   const int64_t shared = read.integer("weights_of", 0, kMostRows, -1);  // -1: each has its own
   LayerConfig layer = read_layer(read);
@@ -165,7 +165,7 @@ bool read_layers(Section& read, const EncoderConfig& model, std::vector<LayerCon
   return end <= kMostLayers;
 }
 
-std::vector<LayerConfig> read_all_layers(Section& read, const EncoderConfig& model, Complaints& complaints) {
+std::vector<LayerConfig> read_all_layers(Section& read, const ModelConfig& model, Complaints& complaints) {
   std::vector<LayerConfig> layers;
   Json::Array all;
   bool few = true;
@@ -188,7 +188,7 @@ std::vector<LayerConfig> read_all_layers(Section& read, const EncoderConfig& mod
 }
 
 // Layers that share weights must ask for the same tensors.
-void check_shared(const EncoderConfig& c, Complaints& complaints) {
+void check_shared(const ModelConfig& c, Complaints& complaints) {
   std::map<int64_t, int64_t> first;  // of each set of weights
   const int64_t all = c.stage.whole() ? c.depth() : c.stage.layers;
   if (!c.stage.whole() && c.stage.first_layer + c.depth() > all)
@@ -206,21 +206,21 @@ void check_shared(const EncoderConfig& c, Complaints& complaints) {
 
 }  // namespace
 
-bool EncoderConfig::rotary() const {
+bool ModelConfig::rotary() const {
   return std::any_of(layers.begin(), layers.end(), [](const LayerConfig& layer) { return layer.attention.rotary; });
 }
 
-int64_t EncoderConfig::max_seq() const {
+int64_t ModelConfig::max_seq() const {
   // The first row that a token can use is padding_id + 1 where positions count from the padding id.
   return positions == PositionKind::from_padding ? max_positions - padding_id - 1 : max_positions;
 }
 
-EncoderConfig EncoderConfig::parse(std::string_view json, std::string* whole) {
+ModelConfig ModelConfig::parse(std::string_view json, std::string* whole) {
   const Json document = parse_json(json);
   FTBERT_CHECK(document.as<Json::Object>(), "the model configuration: expected an object, got ", shown(document));
   Complaints complaints;
   Section read(complaints, {&document, ""});
-  EncoderConfig c;
+  ModelConfig c;
   c.vocab = read.integer("vocab", 1, kMostRows);
   c.hidden = read.integer("hidden", 1, 1 << 20);
   c.embedding = read.integer("embedding", 1, 1 << 20);

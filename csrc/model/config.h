@@ -76,7 +76,7 @@ struct Stage {
   bool last() const { return index + 1 == count; }
 };
 
-struct EncoderConfig {
+struct ModelConfig {
   int64_t vocab = 0;
   int64_t hidden = 0;         // of the residual stream
   int64_t embedding = 0;      // width of the embedding tables; projected to hidden when it differs
@@ -107,7 +107,7 @@ struct EncoderConfig {
   // From `encoder` of a checkpoint's config.json (docs/checkpoint.md), as JSON text. Throws Error that lists what is
   // missing, unknown, impossible or contradicts the rest, by the path of its key. whole, where given: becomes the same
   // description with every default written out and an entry for each layer.
-  static EncoderConfig parse(std::string_view json, std::string* whole = nullptr);
+  static ModelConfig parse(std::string_view json, std::string* whole = nullptr);
 };
 
 }  // namespace ftbert

@@ -34,7 +34,7 @@ void walk_linear(const std::string& name, int64_t n, int64_t k, bool bias, const
 }
 
 template <class Visit>
-void walk_layer(const EncoderConfig& c, const LayerConfig& l, const Visit& visit) {
+void walk_layer(const ModelConfig& c, const LayerConfig& l, const Visit& visit) {
   const std::string layer = layer_prefix(l);
   walk_linear(layer + "attention.qkv", l.attention.heads.qkv_width(), c.hidden, l.attention.qkv_bias,
               l.attention.qkv_type, visit);
@@ -53,7 +53,7 @@ void walk_layer(const EncoderConfig& c, const LayerConfig& l, const Visit& visit
 }
 
 template <class Visit>
-void walk_embeddings(const EncoderConfig& c, const Visit& visit) {
+void walk_embeddings(const ModelConfig& c, const Visit& visit) {
   visit({"embeddings.word", {c.vocab, c.embedding}, false, c.word_type});
   if (c.word_type) visit({kWordScales, {c.vocab}, false, &formats::fp32});
   if (c.positions != PositionKind::none) visit({"embeddings.position", {c.max_positions, c.embedding}});
@@ -64,7 +64,7 @@ void walk_embeddings(const EncoderConfig& c, const Visit& visit) {
 
 // One walk over the model, used both to list the tensors and to bind them: the two cannot disagree.
 template <class Visit>
-void walk(const EncoderConfig& c, const Visit& visit) {
+void walk(const ModelConfig& c, const Visit& visit) {
   if (c.stage.first()) walk_embeddings(c, visit);
   if (c.relative_span > 0) visit({"attention.relative_bias", {c.relative_heads, 2 * c.relative_span - 1}});
   std::set<int64_t> seen;
@@ -89,20 +89,20 @@ WeightScales scales_of(const WeightSpec& matrix) {
   return {name + ".scale", input + (has_one_input_scale(*matrix.type) ? "scale" : "smooth")};
 }
 
-std::vector<WeightSpec> weight_specs(const EncoderConfig& config) {
+std::vector<WeightSpec> weight_specs(const ModelConfig& config) {
   std::vector<WeightSpec> specs;
   walk(config, into(specs));
   return specs;
 }
 
-std::vector<WeightSpec> layer_weight_specs(const EncoderConfig& config, const LayerConfig& layer) {
+std::vector<WeightSpec> layer_weight_specs(const ModelConfig& config, const LayerConfig& layer) {
   std::vector<WeightSpec> specs;
   walk_layer(config, layer, into(specs));
   return specs;
 }
 
 template <class T>
-Weights<T> bind_weights(const EncoderConfig& config, const WeightSource& source) {
+Weights<T> bind_weights(const ModelConfig& config, const WeightSource& source) {
   std::map<std::string, Matrix> found;
   walk(config, [&](const WeightSpec& spec) {
     Matrix& tensor = found[spec.name] = source(spec.name);
@@ -169,8 +169,8 @@ Weights<T> bind_weights(const EncoderConfig& config, const WeightSource& source)
   return w;
 }
 
-template Weights<float> bind_weights(const EncoderConfig&, const WeightSource&);
-template Weights<half_t> bind_weights(const EncoderConfig&, const WeightSource&);
-template Weights<bfloat16_t> bind_weights(const EncoderConfig&, const WeightSource&);
+template Weights<float> bind_weights(const ModelConfig&, const WeightSource&);
+template Weights<half_t> bind_weights(const ModelConfig&, const WeightSource&);
+template Weights<bfloat16_t> bind_weights(const ModelConfig&, const WeightSource&);
 
 }  // namespace ftbert

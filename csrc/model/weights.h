@@ -28,11 +28,11 @@ struct WeightScales {
 WeightScales scales_of(const WeightSpec& matrix);
 
 // Every tensor that a model of this config has, in forward order.
-std::vector<WeightSpec> weight_specs(const EncoderConfig& config);
+std::vector<WeightSpec> weight_specs(const ModelConfig& config);
 // "layers.{weights_of}.", before the names of a layer's tensors.
 std::string layer_prefix(const LayerConfig& layer);
 // One layer's of them.
-std::vector<WeightSpec> layer_weight_specs(const EncoderConfig& config, const LayerConfig& layer);
+std::vector<WeightSpec> layer_weight_specs(const ModelConfig& config, const LayerConfig& layer);
 
 // The norms around a block, each possibly absent: stream = after(stream + result(block(before(stream)))).
 template <class T>
@@ -73,6 +73,6 @@ struct Weights {
 using WeightSource = std::function<Matrix(const std::string& name)>;
 
 template <class T>
-Weights<T> bind_weights(const EncoderConfig& config, const WeightSource& source);
+Weights<T> bind_weights(const ModelConfig& config, const WeightSource& source);
 
 }  // namespace ftbert

@@ -16,7 +16,7 @@ int main() {
   using namespace ftbert;
   try {
     // `encoder` in the config.json of a checkpoint.
-    const EncoderConfig config = EncoderConfig::parse(R"({
+    const ModelConfig config = ModelConfig::parse(R"({
       "vocab": 100, "hidden": 64, "embedding": 64, "token_types": 2, "positions": {"kind": "absolute", "rows": 128},
       "embedding_norm": {"eps": 1e-12},
       "layer": {"attention": {"heads": 2, "head_size": 32}, "attention_norm": {"eps": 1e-12},

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from ftbert.checkpoint.config import CheckpointConfig
-from ftbert.checkpoint.encoder_config import EncoderConfig
+from ftbert.checkpoint.model_config import ModelConfig
 from ftbert.checkpoint.tensors import TensorSource, check_shapes
 from ftbert.formats import numbers_of
 
 # Makes one of our tensors from the source's, in float32.
-Make = Callable[[EncoderConfig, list[torch.Tensor]], torch.Tensor]
+Make = Callable[[ModelConfig, list[torch.Tensor]], torch.Tensor]
 
 
 class RowOrder:
@@ -24,7 +24,7 @@ class RowOrder:
     def __init__(self, of: Callable[[list[torch.Tensor]], torch.Tensor]) -> None:
         self.of = of
 
-    def __call__(self, config: EncoderConfig, parts: list[torch.Tensor]) -> torch.Tensor:
+    def __call__(self, config: ModelConfig, parts: list[torch.Tensor]) -> torch.Tensor:
         return self.of(parts)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ftbert._library import load_library
-from ftbert.checkpoint.encoder_config import EncoderConfig
+from ftbert.checkpoint.model_config import ModelConfig
 from ftbert.checkpoint.version_1 import upgraded
 from ftbert.dtypes import DTYPES
 from ftbert.input_file import named, shown, typed
@@ -88,7 +88,7 @@ class CheckpointConfig:
     """
 
     architecture: str
-    encoder: EncoderConfig
+    encoder: ModelConfig
     huggingface: dict[str, Any] = field(default_factory=dict)
     heads: tuple[HeadConfig, ...] = ()
     left_out: str = ""
@@ -134,7 +134,7 @@ class CheckpointConfig:
         if (dtype := document.get("dtype", "")) not in ("", *DTYPES):
             raise ValueError(f"{where}: dtype: expected one of {', '.join(DTYPES)}, got {shown(dtype)}")
         try:
-            read = EncoderConfig.from_json(upgraded(encoder) if version == 1 else encoder)
+            read = ModelConfig.from_json(upgraded(encoder) if version == 1 else encoder)
         except ValueError as error:
             raise ValueError(f"{where}: encoder: {error}") from None
         wrong: list[str] = []

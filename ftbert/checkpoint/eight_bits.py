@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from ftbert.checkpoint.config import CheckpointConfig
-from ftbert.checkpoint.encoder_config import WeightSpec
+from ftbert.checkpoint.model_config import WeightSpec
 from ftbert.formats import formats
 
 _LEFT = "left as it was when the model was quantized"

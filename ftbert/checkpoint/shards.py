@@ -7,12 +7,12 @@ from dataclasses import replace
 import torch
 
 from ftbert.checkpoint.eight_bits import fits_8_bits
-from ftbert.checkpoint.encoder_config import EncoderConfig, LayerConfig, ShardConfig
+from ftbert.checkpoint.model_config import LayerConfig, ModelConfig, ShardConfig
 
 _QKV = ".attention.qkv."
 
 
-def shard_of(whole: EncoderConfig, rank: int, size: int) -> EncoderConfig:
+def shard_of(whole: ModelConfig, rank: int, size: int) -> ModelConfig:
     """The config of rank `rank` of `size`, whose heads, key and value heads and `inter` are its own. Where there are
     fewer key and value heads than ranks, some share one. ValueError for heads or columns that do not divide."""
     layers = tuple(_layer(layer, size) for layer in whole.layers)
@@ -45,7 +45,7 @@ def _share(what: str, count: int, size: int) -> int:
 
 
 def cut(
-    name: str, tensor: torch.Tensor, whole: EncoderConfig, shapes: dict[str, list[int]], shard: EncoderConfig
+    name: str, tensor: torch.Tensor, whole: ModelConfig, shapes: dict[str, list[int]], shard: ModelConfig
 ) -> torch.Tensor:
     """The rank's part of a tensor of the whole model. shapes: of the shard's tensors, by name."""
     rank, size = shard.shard.rank, shard.shard.size  # type: ignore[union-attr]
@@ -59,7 +59,7 @@ def cut(
 
 
 def _heads(
-    name: str, tensor: torch.Tensor, whole: EncoderConfig, shard: EncoderConfig, rank: int, size: int
+    name: str, tensor: torch.Tensor, whole: ModelConfig, shard: ModelConfig, rank: int, size: int
 ) -> list[torch.Tensor]:
     """Rows of queries, keys and values of its heads."""
     parts = tensor.split(whole.stacked_rows(name))

@@ -6,11 +6,11 @@ import itertools
 import math
 from dataclasses import replace
 
-from ftbert.checkpoint.encoder_config import EncoderConfig, StageConfig
+from ftbert.checkpoint.model_config import ModelConfig, StageConfig
 from ftbert.formats import formats
 
 
-def stages_of(whole: EncoderConfig, count: int) -> list[EncoderConfig]:
+def stages_of(whole: ModelConfig, count: int) -> list[ModelConfig]:
     """The configs of so many stages, whose layers have about equally many bytes of weights. The first has the
     embeddings, the last the final norm and the pooler. A stage's weight_specs are some of the model's, by the same
     names; layers of several stages may share some. ValueError for more stages than layers."""
@@ -20,7 +20,7 @@ def stages_of(whole: EncoderConfig, count: int) -> list[EncoderConfig]:
     return [_stage(whole, i, count, *bounds) for i, bounds in enumerate(itertools.pairwise([0, *ends]))]
 
 
-def _stage(whole: EncoderConfig, index: int, count: int, begin: int, end: int) -> EncoderConfig:
+def _stage(whole: ModelConfig, index: int, count: int, begin: int, end: int) -> ModelConfig:
     layers = whole.layers[begin:end]
     stage = replace(whole, layers=layers, stage=StageConfig(index, count, begin, whole.depth))
     if not any(layer.attention.relative_bias for layer in layers):
@@ -32,7 +32,7 @@ def _stage(whole: EncoderConfig, index: int, count: int, begin: int, end: int) -
     return stage
 
 
-def _bytes_of_layers(whole: EncoderConfig) -> list[int]:
+def _bytes_of_layers(whole: ModelConfig) -> list[int]:
     """Of each layer's own or shared weights, which each call reads. What has no type of its own counts as 16 bits."""
     by_set: dict[int, int] = {}
     for spec in whole.weight_specs():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ftbert.checkpoint.encoder_config import shared_layers
+from ftbert.checkpoint.model_config import shared_layers
 from ftbert.input_file import shown, typed
 
 _REQUIRED = {

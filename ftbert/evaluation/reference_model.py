@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ftbert.checkpoint import WORD_TABLE, Checkpoint, EncoderConfig
+from ftbert.checkpoint import WORD_TABLE, Checkpoint, ModelConfig
 from ftbert.converters import build_reference, open_checkpoint
 from ftbert.dtypes import DTYPES
 from ftbert.model import Model
@@ -45,7 +45,7 @@ def _same_words(plain: Checkpoint, ours: Checkpoint) -> bool:
     return torch.equal(int8_table(words).weight, ours.read(WORD_TABLE, torch.int8))
 
 
-def plain_config(config: EncoderConfig) -> EncoderConfig:
+def plain_config(config: ModelConfig) -> ModelConfig:
     """Without the types in which matrices and the word table are stored."""
     model = "model"
     layers = tuple(

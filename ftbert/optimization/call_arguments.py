@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ftbert.checkpoint import EncoderConfig
+from ftbert.checkpoint import ModelConfig
 
 # Texts without padding, one behind the other in a row [1, tokens]: int32 [texts+1] and ints, as of flash attention.
 _OFFSETS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
@@ -65,7 +65,7 @@ def starts_with_padding(ids: Tensor, mask: Tensor | None) -> bool:
     return mask is not None and mask.shape == ids.shape and mask.shape[1] > 0 and not bool(mask[:, 0].all())
 
 
-def why_original(asked: dict[str, Any], theirs: Any, ours: EncoderConfig, first_column: str) -> str | None:
+def why_original(asked: dict[str, Any], theirs: Any, ours: ModelConfig, first_column: str) -> str | None:
     """What in a call ftbert does not compute, or None. asked["attention_mask"]: if 2-D, bool on the CPU.
 
     theirs: the config of transformers. first_column: as of PatchedForward.
@@ -121,13 +121,13 @@ def _ends_in_padding(ids: Tensor, mask: Tensor, padding_id: int | None) -> bool:
     return not bool(mask.gather(1, columns.argmax(1, keepdim=True)).all())
 
 
-def _counts_columns(theirs: Any, ours: EncoderConfig) -> bool:
+def _counts_columns(theirs: Any, ours: ModelConfig) -> bool:
     """Whether transformers' windows are of columns; ours, and those of its flash attention, are of kept tokens."""
     windows = any(layer.attention.window for layer in ours.layers)
     return windows and "flash" not in str(getattr(theirs, "_attn_implementation", None))
 
 
-def _other_masks(theirs: Any, ours: EncoderConfig) -> str | None:
+def _other_masks(theirs: Any, ours: ModelConfig) -> str | None:
     """What the config says now on the tokens that each token sees, if `ours` was built for something else."""
     causal, said = any(layer.attention.causal for layer in ours.layers), getattr(theirs, "is_causal", None)
     if causal:
@@ -156,7 +156,7 @@ def _has_offsets(asked: dict[str, Any]) -> bool:
     return any(asked.get(name) is not None for name in _OFFSETS)
 
 
-def _are_whole_texts(asked: dict[str, Any], config: EncoderConfig) -> bool:
+def _are_whole_texts(asked: dict[str, Any], config: ModelConfig) -> bool:
     """Whether the contents of a packed call agree: offsets of queries and keys that divide the row, and in each text
     the positions that ftbert gives it. On a GPU the host waits for them once, as it waits for a mask."""
     tensors = [asked[name].flatten() for name in ("cu_seq_lens_q", "cu_seq_lens_k", "position_ids", "input_ids")]
@@ -177,13 +177,13 @@ def _are_whole_texts(asked: dict[str, Any], config: EncoderConfig) -> bool:
     return torch.equal(positions, (counted - before) * kept + config.padding_id)
 
 
-def _count(ids: Tensor, config: EncoderConfig) -> tuple[Tensor, Tensor]:
+def _count(ids: Tensor, config: ModelConfig) -> tuple[Tensor, Tensor]:
     """How many ids up to each are not padding, along the last dimension; and which."""
     kept = (ids != config.padding_id).long()
     return kept.cumsum(-1), kept
 
 
-def _are_default(positions: Any, ids: Tensor, mask: Tensor | None, config: EncoderConfig) -> bool:
+def _are_default(positions: Any, ids: Tensor, mask: Tensor | None, config: ModelConfig) -> bool:
     if not isinstance(positions, Tensor) or ids.dim() != 2 or positions.shape not in (ids.shape, (1, ids.shape[1])):
         return False
     if config.positions.kind == "from_padding":

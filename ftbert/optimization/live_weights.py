@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ftbert.checkpoint import Checkpoint, EncoderConfig
+from ftbert.checkpoint import Checkpoint, ModelConfig
 from ftbert.devices import stream_dtype
 from ftbert.dtypes import EIGHT_BITS, Dtype
 from ftbert.formats import formats
@@ -63,7 +63,7 @@ def build_encoder(
     dtype: Dtype,
     attention: str,
     tokenizer: Any = None,
-) -> tuple[Any, EncoderConfig]:
+) -> tuple[Any, ModelConfig]:
     """A torch.classes.ftbert.Encoder without pooler, from `checkpoint`, which was opened from `module`.
 
     A tensor that ftbert would hold bit for bit as `module` holds it is shared. What takes memory of its own: the

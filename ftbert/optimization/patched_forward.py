@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensor
 
 from ftbert._library import load_library
-from ftbert.checkpoint import EncoderConfig
+from ftbert.checkpoint import ModelConfig
 from ftbert.converters import open_checkpoint
 from ftbert.devices import check_device, check_dtype
 from ftbert.dtypes import Dtype, parse_dtype
@@ -50,7 +50,7 @@ class Settings:
 @dataclass(frozen=True)
 class _Built:
     encoder: Any
-    config: EncoderConfig
+    config: ModelConfig
     watch: Watch
     device: torch.device
     out_dtype: torch.dtype

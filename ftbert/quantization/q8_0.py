@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ftbert.caller import warn_caller
-from ftbert.checkpoint import Checkpoint, EncoderConfig, fits_8_bits
+from ftbert.checkpoint import Checkpoint, ModelConfig, fits_8_bits
 from ftbert.converters import check_target, open_checkpoint, write_folder
 from ftbert.dtypes import Q8_0, users_word
 
@@ -61,12 +61,12 @@ class _Blocks:
     name: str
     _scales: list[Tensor] = field(default_factory=list)
 
-    def numbers(self, config: EncoderConfig, parts: list[Tensor]) -> Tensor:
+    def numbers(self, config: ModelConfig, parts: list[Tensor]) -> Tensor:
         made, scales = read_q8_0(self.plain, self.name)
         self._scales[:] = [scales]
         return made
 
-    def scales(self, config: EncoderConfig, parts: list[Tensor]) -> Tensor:
+    def scales(self, config: ModelConfig, parts: list[Tensor]) -> Tensor:
         return self._scales.pop() if self._scales else read_q8_0(self.plain, self.name)[1]
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from ftbert.checkpoint import EncoderConfig, LayerConfig, NormConfig, activations, fits_8_bits
+from ftbert.checkpoint import LayerConfig, ModelConfig, NormConfig, activations, fits_8_bits
 from ftbert.dtypes import DTYPES
 from ftbert.tuning.gemm_rows import WGMMA_TILE, WITH_NORM, Own, Product, Row
 from ftbert.tuning.gemm_table import tuner_module
@@ -25,7 +25,7 @@ _E4M3_SUMS = 2**-6  # of the largest result: more than sums of E4M3, which keep 
 _WITH_E4M3 = ("none", "gelu")  # activations that a product of E4M3 applies itself; with a gate all of them
 
 
-def in_e4m3(config: EncoderConfig) -> EncoderConfig:
+def in_e4m3(config: ModelConfig) -> ModelConfig:
     """The same with every matrix of the layers in E4M3 whose sizes allow it."""
     return replace(config, layers=tuple(_in_e4m3(config.hidden, layer) for layer in config.layers))
 
@@ -41,7 +41,7 @@ def _in_e4m3(hidden: int, layer: LayerConfig) -> LayerConfig:
     return replace(layer, attention=attention, ffn=replace(ffn, up_type=up, down_type=down))
 
 
-def products(config: EncoderConfig, dtype: str) -> list[Product]:
+def products(config: ModelConfig, dtype: str) -> list[Product]:
     """The linear layers that this encoder runs per token, each once. dtype: of all but the matrices in E4M3."""
     module = tuner_module()  # None: Bench says so
     fused = module is None or all(module.fuses_heads_of(layer.attention.head_size) for layer in config.layers)
@@ -102,7 +102,7 @@ def products_of_shape(hidden: int, inter: int, activation: str, dtype: str, e4m3
     attention, ffn, norm = {"heads": 1, "head_size": hidden}, {"inter": inter, "activation": activation}, {"eps": 1e-12}
     described = {"attention": attention, "attention_norm": norm, "ffn": ffn, "ffn_norm": norm}
     around = {"vocab": 1, "hidden": hidden, "embedding": hidden, "positions": {"kind": "none", "rows": 1}}
-    layer = EncoderConfig.from_json({**around, "layers": [described]}).layers[0]
+    layer = ModelConfig.from_json({**around, "layers": [described]}).layers[0]
     return _of_layer(hidden, _in_e4m3(hidden, layer) if e4m3 else layer, None, dtype, fused=True)
 
 

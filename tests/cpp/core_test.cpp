@@ -28,17 +28,17 @@ namespace {
 using Tensors = std::map<std::string, std::vector<float>>;
 using Row = std::vector<double>;
 
-EncoderConfig make_config(int hidden, int heads, const std::string& activation, NormPlace place = NormPlace::post,
-                          int layers = 2) {
+ModelConfig make_config(int hidden, int heads, const std::string& activation, NormPlace place = NormPlace::post,
+                        int layers = 2) {
   const NormConfig norm{.kind = NormKind::layer, .eps = 1e-12};
   const int64_t size = hidden / heads;
-  EncoderConfig config{.vocab = 50,
-                       .hidden = hidden,
-                       .embedding = hidden,
-                       .max_positions = 40,
-                       .token_types = 2,
-                       .embedding_norm = norm,
-                       .pooler = true};
+  ModelConfig config{.vocab = 50,
+                     .hidden = hidden,
+                     .embedding = hidden,
+                     .max_positions = 40,
+                     .token_types = 2,
+                     .embedding_norm = norm,
+                     .pooler = true};
   if (place == NormPlace::pre) config.final_norm = norm;
   for (int i = 0; i < layers; ++i)
     config.layers.push_back(
@@ -53,7 +53,7 @@ EncoderConfig make_config(int hidden, int heads, const std::string& activation, 
 
 // LayerNorm weights and biases away from 1 and 0, else errors in them would not show. Matrices so that what they give
 // has the same size at any width: scores that grow with it make softmax a choice, which magnifies rounding tenfold.
-Tensors random_weights(const EncoderConfig& config) {
+Tensors random_weights(const ModelConfig& config) {
   std::mt19937 engine(0);
   std::normal_distribution<float> normal(0, 0.3f);
   Tensors tensors;
@@ -78,7 +78,7 @@ using PackedMatrices = std::map<std::string, PackedMatrix>;
 
 // Stores the matrices of which the config names a format in it. `tensors` become what is stored stands for, and get the
 // scales: powers of 2, so that those of blocks are the same in fp16.
-PackedMatrices pack_matrices(const EncoderConfig& config, Tensors& tensors) {
+PackedMatrices pack_matrices(const ModelConfig& config, Tensors& tensors) {
   PackedMatrices packed;
   for (const WeightSpec& spec : weight_specs(config)) {
     if (!spec.matrix || !spec.type) continue;
@@ -107,7 +107,7 @@ PackedMatrices pack_matrices(const EncoderConfig& config, Tensors& tensors) {
   return packed;
 }
 
-Weights<float> bind_tensors(const EncoderConfig& config, const Tensors& tensors, const PackedMatrices& packed = {}) {
+Weights<float> bind_tensors(const ModelConfig& config, const Tensors& tensors, const PackedMatrices& packed = {}) {
   return bind_weights<float>(config, [&](const std::string& name) -> Matrix {
     if (const auto it = packed.find(name); it != packed.end())
       return {.data = it->second.bytes.data(), .format = it->second.format, .kernel = kernel_for(*it->second.format)};
@@ -121,7 +121,7 @@ Weights<float> bind_tensors(const EncoderConfig& config, const Tensors& tensors,
 
 class Reference {
  public:
-  Reference(const EncoderConfig& config, const Tensors& tensors) : c_(config), tensors_(tensors) {}
+  Reference(const ModelConfig& config, const Tensors& tensors) : c_(config), tensors_(tensors) {}
 
   std::vector<Row> forward(const std::vector<int64_t>& ids, const std::vector<int64_t>& types,
                            const std::vector<int64_t>& positions, const std::vector<int64_t>& columns) const {
@@ -269,7 +269,7 @@ class Reference {
     return out;
   }
 
-  const EncoderConfig& c_;
+  const ModelConfig& c_;
   const Tensors& tensors_;
 };
 
@@ -377,7 +377,7 @@ double difference(const std::vector<float>& got, const std::vector<Row>& want) {
 void expect(bool condition, const std::string& words) { FTBERT_CHECK(condition, words); }
 
 // The whole model against the reference; fused and general path must both pass.
-void forward_matches(const EncoderConfig& config, AttentionPath path, double most = 2e-5) {
+void forward_matches(const ModelConfig& config, AttentionPath path, double most = 2e-5) {
   Tensors tensors = random_weights(config);
   const PackedMatrices packed = pack_matrices(config, tensors);
   Context<Cpu> context{&cblas_products()};
@@ -425,7 +425,7 @@ void forward_matches(int hidden, int heads, const std::string& activation, Atten
 // What no checkpoint says today and the layers can do: heads of another width than hidden, few of keys and values, a
 // window or a causal mask in some layers, another scale, no biases, norms that are absent or have no beta.
 void other_layers_match(NormPlace place, AttentionPath path) {
-  EncoderConfig config = make_config(32, 2, "gelu", place, 3);
+  ModelConfig config = make_config(32, 2, "gelu", place, 3);
   for (LayerConfig& layer : config.layers) {
     layer.attention.heads = {.count = 6, .kv = 2, .size = 8, .scale = 0.2f};
     layer.attention.qkv_bias = layer.attention.out_bias = layer.ffn.up_bias = layer.ffn.down_bias = false;
@@ -442,7 +442,7 @@ void other_layers_match(NormPlace place, AttentionPath path) {
 
 // Norms of blocks' results in a model whose layers have their norms in different places, one of them absent.
 void sandwiched_norms_match(NormPlace first, NormPlace second, AttentionPath path) {
-  EncoderConfig config = make_config(32, 2, "gelu");
+  ModelConfig config = make_config(32, 2, "gelu");
   const NormConfig norm = config.layers[0].attention_norm;
   config.final_norm = norm;
   for (LayerConfig& layer : config.layers) layer.attention_result_norm = layer.ffn_result_norm = norm;
@@ -456,7 +456,7 @@ void sandwiched_norms_match(NormPlace first, NormPlace second, AttentionPath pat
 // Heads of queries and keys that are normed, turned, or both, each layer in its own way: by columns, wherever the
 // model's positions come from.
 void turned_heads_match(PositionKind positions, AttentionPath path) {
-  EncoderConfig config = make_config(32, 2, "gelu", NormPlace::post, 4);
+  ModelConfig config = make_config(32, 2, "gelu", NormPlace::post, 4);
   config.positions = positions;
   config.padding_id = 1;
   const NormConfig layer{.kind = NormKind::layer, .bias = false, .eps = 1e-6};
@@ -475,7 +475,7 @@ void turned_heads_match(PositionKind positions, AttentionPath path) {
 
 // Gates in some layers, with biases and without.
 void gates_match(const std::string& activation, AttentionPath path) {
-  EncoderConfig config = make_config(32, 2, activation, NormPlace::pre, 3);
+  ModelConfig config = make_config(32, 2, activation, NormPlace::pre, 3);
   config.layers[0].ffn.gated = config.layers[1].ffn.gated = true;
   config.layers[1].ffn.inter = 35;
   config.layers[1].ffn.up_bias = config.layers[1].ffn.down_bias = false;
@@ -484,7 +484,7 @@ void gates_match(const std::string& activation, AttentionPath path) {
 
 // RMSNorm before blocks (Llama), and of their results too, with an offset and scaled embeddings (Gemma).
 void rms_norms_match(bool sandwich, AttentionPath path) {
-  EncoderConfig config = make_config(32, 2, "silu", NormPlace::pre);
+  ModelConfig config = make_config(32, 2, "silu", NormPlace::pre);
   const NormConfig rms{.kind = NormKind::rms,
                        .bias = false,
                        .eps = 1e-6,
@@ -508,7 +508,7 @@ void stored_formats_match(const Format& format, AttentionPath path) {
                 std::string(cpu_isa()).c_str());
     return;
   }
-  EncoderConfig config = make_config(64, 2, "gelu");
+  ModelConfig config = make_config(64, 2, "gelu");
   for (LayerConfig& layer : config.layers) {
     layer.ffn.inter = 128;
     layer.attention.qkv_type = layer.attention.out_type = layer.ffn.up_type = layer.ffn.down_type = &format;
@@ -519,7 +519,7 @@ void stored_formats_match(const Format& format, AttentionPath path) {
 
 // A matrix in a type that no product reads, or with scales, is refused where the model is made.
 void unread_matrices_are_errors() {
-  const EncoderConfig config = make_config(32, 2, "gelu");
+  const ModelConfig config = make_config(32, 2, "gelu");
   const Tensors tensors = random_weights(config);
   const float scale = 1;
   const auto refused = [&](const auto& spoil, const std::string& words) {
@@ -541,7 +541,7 @@ void unread_matrices_are_errors() {
 
 // First rows go through the last layer together, empty ones too: buffers must have room for them.
 void more_sequences_than_tokens(NormPlace place) {
-  const EncoderConfig config = make_config(32, 2, "gelu", place);
+  const ModelConfig config = make_config(32, 2, "gelu", place);
   const Tensors tensors = random_weights(config);
   const Encoder<Cpu, float> encoder({}, config, bind_tensors(config, tensors));
   PaddedIds b{200, 2, std::vector<int64_t>(400, 5), std::vector<int64_t>(400, 1), std::vector<uint8_t>(400, 0)};
@@ -561,7 +561,7 @@ void more_sequences_than_tokens(NormPlace place) {
 }
 
 void what_forward_cannot_run_is_an_error() {
-  const EncoderConfig config = make_config(32, 2, "gelu");
+  const ModelConfig config = make_config(32, 2, "gelu");
   const Tensors tensors = random_weights(config);
   const Encoder<Cpu, float> encoder({}, config, bind_tensors(config, tensors));
   const std::vector<int64_t> ids = {1, 2, 3};
@@ -592,7 +592,7 @@ void what_forward_cannot_run_is_an_error() {
 
 // Before anything is computed.
 void a_cache_has_rows_that_a_gpu_reads() {
-  EncoderConfig config = make_config(30, 2, "gelu");
+  ModelConfig config = make_config(30, 2, "gelu");
   for (LayerConfig& layer : config.layers) layer.attention.window.right = 0;
   const int64_t bytes = config.layers[0].attention.heads.kv_width() * bytes_of(DType::fp16);
   const auto make = [&](int64_t row_bytes) {

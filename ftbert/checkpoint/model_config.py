@@ -153,7 +153,7 @@ class StageConfig:
 
 
 @dataclass(frozen=True)
-class EncoderConfig:
+class ModelConfig:
     """As csrc/model/config.h, which reads JSON, checks it and knows the defaults. embedding: width of the embedding
     tables, projected to hidden where there is an embedding_projection. embedding_scale: of rows of the word table.
     word_type: of that table as stored, "int8" with a scale for each row, or that of the "model". shard: heads, kv_heads
@@ -207,9 +207,9 @@ class EncoderConfig:
         return {**written, "layer": common, "layers": runs}
 
     @classmethod
-    def from_json(cls, document: Json) -> EncoderConfig:
+    def from_json(cls, document: Json) -> ModelConfig:
         """The core reads it and fills in what is absent (docs/checkpoint.md); ValueError lists what it refuses."""
-        whole: EncoderConfig = _made(cls, json.loads(_read(json.dumps(document))[0]))
+        whole: ModelConfig = _made(cls, json.loads(_read(json.dumps(document))[0]))
         return whole
 
     def text(self) -> str:
@@ -231,7 +231,7 @@ class EncoderConfig:
             raise KeyError(f"{ours} is not stacked")
         return [layer.attention.width, layer.attention.kv_width, layer.attention.kv_width]
 
-    def stored_as(self, names: Collection[str], word: str) -> EncoderConfig:
+    def stored_as(self, names: Collection[str], word: str) -> ModelConfig:
         """With that type of these: matrices of its layers, or the word table."""
         layers = []
         for layer in self.layers:
