@@ -2,8 +2,17 @@
 // [accumulators][4], an accumulator of 16 rows by eight columns. A lane has two of these rows, eight apart, and of each
 // two columns side by side, [2 * r + c]. Four neighbouring lanes have a row.
 #pragma once
+#include <cstdint>
 
 namespace ftbert {
+
+// threadIdx.x, read anew: the compiler keeps nothing that follows from it in registers, of which kernels that need it
+// once a tile would have too few.
+__device__ inline uint32_t thread_anew() {
+  uint32_t thread = threadIdx.x;
+  asm volatile("" : "+r"(thread));
+  return thread;
+}
 
 struct Fragment {
   // A lane's first row, and its first column of each eight.

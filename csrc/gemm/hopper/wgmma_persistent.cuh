@@ -14,6 +14,7 @@
 #include <type_traits>
 
 #include "device/activation.cuh"
+#include "device/fragment.cuh"
 #include "device/launch.cuh"
 #include "device/mma.cuh"
 #include "device/ring.cuh"
@@ -53,6 +54,7 @@ struct PersistentWork {
   int64_t m;
   int n, k_steps, columns, group_columns, group_tiles;
   int whole, paired, items;  // items: whole tiles, then `paired` halves of tiles that have two, then single ones
+  int at_once;               // items: clusters of the grid
   const void* bias;
   E4m3Scales scales;  // with A and B in E4M3
 };
@@ -70,7 +72,7 @@ __device__ Piece piece_of(const PersistentWork& work, int item) {
   const int group = tile / work.group_tiles, in_group = tile % work.group_tiles;
   const int first = group * work.group_columns, columns = min(work.group_columns, work.columns - first);
   const int row = in_group / columns * kTileM + (half >= 0 && single < 0 ? half % 2 * (kTileM / 2) : 0);
-  const int column = (first + in_group % columns) * kBlocks + static_cast<int>(blockIdx.x) % kBlocks;
+  const int column = (first + in_group % columns) * kBlocks + static_cast<int>(blockIdx.x % kBlocks);
   return {row, column * kTileN, half < 0};
 }
 
@@ -115,9 +117,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   const uint32_t base = shared_address(memory);
   Ring<kStages, 4 * kBlocks> ring{base + kStages * kStageBytes + 8 * kWarpBytes};  // readers: warps of all blocks
   // As the compiler sees, the same for all lanes: what follows from it stays in uniform registers.
-  const int all_warps = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0), warpgroup = all_warps / 4;
-  const int first_item = static_cast<int>(blockIdx.x) / kBlocks, rank = static_cast<int>(blockIdx.x) % kBlocks;
-  const int step_items = static_cast<int>(gridDim.x) / kBlocks;
+  const int all_warps = __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0), warpgroup = all_warps / 4;
+  const int first_item = static_cast<int>(blockIdx.x / kBlocks), rank = static_cast<int>(blockIdx.x % kBlocks);
 
   if (threadIdx.x == 0) {
     prefetch_map(map_a);
@@ -152,12 +153,12 @@ __global__ void __launch_bounds__(kThreads, 1)
     int ahead = 0;
     for (int item = first_item, step = 0; item < work.items && ahead < kStages; ++ahead) {
       load_b(ahead, piece_of<kBlocks>(work, item), step);
-      if (++step == work.k_steps) step = 0, item += step_items;
+      if (++step == work.k_steps) step = 0, item += work.at_once;
     }
     wait_for_inputs();
     if constexpr (kBlocks > 1) cluster_arrived();
     ring.parity = 1;  // a fresh stage is empty
-    for (int item = first_item; item < work.items; item += step_items) {
+    for (int item = first_item; item < work.items; item += work.at_once) {
       const Piece piece = piece_of<kBlocks>(work, item);
       for (int step = 0; step < work.k_steps; ++step, --ahead) {
         if (ahead <= 0) {
@@ -178,8 +179,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   const E* const bias = reinterpret_cast<const E*>(out + kSumBytes);
   float4* const factors = reinterpret_cast<float4*>(out + kSumBytes);
   // Named barriers: a warpgroup multiplies when the other one has arrived at `mine`, and the first begins.
-  const int mine = 1 + group, theirs = 2 - group;
-  if (group == 1) named_barrier_arrive(theirs, 256);
+  const auto mine = [] { return static_cast<int>(thread_anew() / 128); };
+  const auto theirs = [&] { return 3 - mine(); };
+  if (group == 1) named_barrier_arrive(theirs(), 256);
   if constexpr (kBlocks > 1) cluster_arrived();
   int index = group;  // of the item among this block's
   const auto compute = [&](auto halves, const Piece& piece) {
@@ -214,7 +216,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) warpgroup_keep(sum[half]);  // or they are made in between the products
-    named_barrier_wait(mine, 256);
+    named_barrier_wait(mine(), 256);
     int step = 0;
     do {
       ring.wait_full();
@@ -235,7 +237,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       before = ring.stage;
       ring.next();
     } while (++step < work.k_steps);
-    named_barrier_arrive(theirs, 256);
+    named_barrier_arrive(theirs(), 256);
 
     warpgroup_wait();
     release(before);
@@ -247,7 +249,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       __syncwarp();
     }
   };
-  for (int item = first_item + group * step_items; item < work.items; index += 2, item += 2 * step_items) {
+  for (int item = first_item + group * work.at_once; item < work.items; index += 2, item += 2 * work.at_once) {
     const Piece piece = piece_of<kBlocks>(work, item);
     if (piece.is_whole)
       compute(std::integral_constant<int, 2>{}, piece);
@@ -287,6 +289,7 @@ PersistentWork work_of(const Product& p, const ProductData& data, int sm_count, 
     work.whole = tiles - rest, work.paired = paired, work.items = work.whole + paired + single;
   else
     work.whole = work.items = tiles;
+  work.at_once = std::min(work.items, at_once);
   return work;
 }
 
@@ -306,9 +309,8 @@ void launch_persistent(const Context<Cuda>& context, const char* name, int varia
   PersistentShapes::with(variant, [&](auto shape) {
     constexpr int kBlocks = decltype(shape)::kBlocks;
     const PersistentWork work = work_of(p, data, context.sm_count, kBlocks);
-    launch_overlapped(context, name, wgmma_persistent_kernel<A, kBlocks, Ending>,
-                      std::min(work.items, context.sm_count / kBlocks) * kBlocks, kThreads, PersistentMemory<A>::kBytes,
-                      kBlocks, tensor_map(data.a, p.a, p.m, p.k, kTileM / kBlocks),
+    launch_overlapped(context, name, wgmma_persistent_kernel<A, kBlocks, Ending>, work.at_once * kBlocks, kThreads,
+                      PersistentMemory<A>::kBytes, kBlocks, tensor_map(data.a, p.a, p.m, p.k, kTileM / kBlocks),
                       tensor_map(data.a, p.a, p.m, p.k, kTileM / 2 / kBlocks),
                       tensor_map(data.b, p.b->numbers, p.n, p.k, kTileN), work, arguments);
   });

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <type_traits>
 
+#include "device/fragment.cuh"
 #include "gemm/gpu/endings/norm.cuh"
 #include "gemm/gpu/endings/store.cuh"
 #include "kernels/attention/head_rules.cuh"
@@ -58,12 +59,7 @@ struct TurnedRows {
 
   float angles[kPasses][8] = {};
 
-  // The compiler keeps nothing that depends on it in registers, of which some variants then would have too few.
-  static __device__ int lane_number() {
-    int lane = threadIdx.x % 32;
-    asm volatile("" : "+r"(lane));
-    return lane;
-  }
+  static __device__ int lane_number() { return static_cast<int>(thread_anew() % 32); }
   static __device__ int row_of(int lane, int t) { return t * (32 / kLanes) + lane / kLanes; }
   // In shared memory [8][kColumns], groups of eight floats xor-ed with the row: in banks of their own.
   static __device__ int at(int row, int column) { return row * kColumns + ((column / 8 ^ row % 4) * 8 | column % 8); }
