@@ -83,25 +83,11 @@ def build(
     else:
         opened = live_in_8_bits(checkpoint, quantizes_to, place, live)
     with opened as stored:
-        return _build(checkpoint, stored, places, element, attention, heads, ranks, digests)
-
-
-def _build(
-    checkpoint: Checkpoint,
-    stored: Checkpoint,
-    places: Sequence[torch.device],
-    element: torch.dtype,
-    attention: str,
-    heads: bool,
-    ranks: Ranks,
-    digests: dict[str, str] | None,
-) -> Built:
-    """stored: what the encoder's weights are read from, `checkpoint` or the same model with 8-bit matrices. element: of
-    the matrices that are not."""
-    note_fork()
-    encoder = _encoder(stored, places, element, attention, ranks, None if ranks.stages else digests)
-    loaded = _load_heads(checkpoint, places[0], stream_dtype(places[0], element)) if heads else []
-    return Built(encoder, checkpoint, loaded, stored.config)
+        note_fork()
+        encoder = _encoder(stored, places, element, attention, ranks, None if ranks.stages else digests)
+        wanted = [config for config in checkpoint.config.heads if heads and not config.on_demand]
+        loaded = [load_head(checkpoint, config, place, stream_dtype(place, element)) for config in wanted]
+        return Built(encoder, checkpoint, loaded, stored.config)
 
 
 class _Part(NamedTuple):
@@ -188,11 +174,6 @@ def _word_table(stored: Checkpoint, first: _Part, dtype: torch.dtype) -> torch.T
         return first.weights[WORD_TABLE]
     tied = any(head.tied for head in stored.config.heads)
     return (stored.read(WORD_TABLE, dtype) if tied else torch.empty(0, dtype=dtype)).to(first.place)
-
-
-def _load_heads(checkpoint: Checkpoint, place: torch.device, element: torch.dtype) -> list[Head]:
-    heads = [config for config in checkpoint.config.heads if not config.on_demand]
-    return [load_head(checkpoint, config, place, element) for config in heads]
 
 
 def load_head(checkpoint: Checkpoint, config: HeadConfig, place: torch.device, element: torch.dtype) -> Head:

@@ -32,7 +32,7 @@ def cores(root: Path = _SYSTEM) -> Cores:
     may_run_on = len(os.sched_getaffinity(0))
     quota = cpu_quota(root)
     if quota is None or quota >= may_run_on:
-        return Cores(may_run_on, f"{_counted(may_run_on)} that this process may run on")
+        return Cores(may_run_on, f"{may_run_on} core{'s' * (may_run_on != 1)} that this process may run on")
     return Cores(max(1, int(quota)), f"a CPU quota of {quota:g} core{'s' * (quota != 1)}")
 
 
@@ -172,7 +172,3 @@ def _quota(folder: Path) -> float | None:
     except ValueError:  # "max", or no such files
         return None
     return quota / period if quota > 0 and period > 0 else None
-
-
-def _counted(number: int) -> str:
-    return f"{number} core{'s' * (number != 1)}"

@@ -69,7 +69,8 @@ class StagingFolder:
                     if os.stat(self.folder).st_ino == os.fstat(self._lock).st_ino:
                         refuse_others_folder(self.folder)
                         (self.folder / _MARK).touch()
-                        self._put_back()
+                        if (self.folder / "old").exists() and not self.target.exists():
+                            os.rename(self.folder / "old", self.target)  # a killed process had moved it away
                         return self
             except BaseException:
                 os.close(self._lock)
@@ -84,11 +85,6 @@ class StagingFolder:
                 (self.folder / _MARK).unlink()
                 self.folder.rmdir()
         os.close(self._lock)
-
-    def _put_back(self) -> None:
-        """A target that a killed process had moved out of the way of a new one."""
-        if (self.folder / "old").exists() and not self.target.exists():
-            os.rename(self.folder / "old", self.target)
 
     def saved(self, made_with: dict[str, Any]) -> dict[str, Any] | None:
         """What `save` last stored. ValueError where it was made with other things; where its manifest is broken the

@@ -9,7 +9,6 @@ import re
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Collection
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -113,12 +112,8 @@ class SafetensorsSource(TensorSource):
     def sample(self, name: str) -> str:
         path, start, dtype, shape = self._found[name]
         with path.open("rb") as file:
-            read = partial(_bytes_at, file, start)
-            return sample_of(read, math.prod(shape) * dtype.itemsize)
-
-
-def _bytes_at(file: BinaryIO, start: int, begin: int, end: int) -> bytes:
-    return os.pread(file.fileno(), end - begin, start + begin)
+            size, number = math.prod(shape) * dtype.itemsize, file.fileno()
+            return sample_of(lambda begin, end: os.pread(number, end - begin, start + begin), size)
 
 
 class StateDictSource(TensorSource):

@@ -7,14 +7,13 @@ import secrets
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ftbert.files.records import STREAM, Position, Reader
 from ftbert.input_file import expect_file, named
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 CALIBRATION_TEXTS = 8192
 
@@ -43,8 +42,6 @@ def check_ranges_file(path: Path | None, precision: str, sources: list[Path]) ->
 def ranges_in(path: Path, precision: str, width: int, measured: Iterator[NDArray[np.float32]]) -> Any:
     """float32 [2, width]: what `path` holds, else the range of `measured`, vectors [n, width], which is then written.
     ValueError for a file that holds something else, and for fewer than two vectors."""
-    import numpy as np
-
     from ftbert.text import check_ranges, ranges_of
 
     if not path.exists():
@@ -71,8 +68,6 @@ def first_texts(reader: Reader) -> Iterator[tuple[None, list[str]]]:
 
 
 def _write(path: Path, ranges: Any) -> None:
-    import numpy as np
-
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with named(beside), beside.open("xb") as file:

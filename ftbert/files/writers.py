@@ -8,16 +8,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ftbert.files.columns import as_json, as_table, text_where_some_is
 from ftbert.files.records import EMBEDDING, STREAM, Chunk, Skipped, Writer
 from ftbert.input_file import named
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _NPY_HEADER = 128  # bytes; room for any row count, so that the count can be filled in at the end
 

@@ -86,7 +86,7 @@ def why_original(asked: dict[str, Any], theirs: Any, ours: ModelConfig, first_co
         return "output_hidden_states of chosen layers"
     if not isinstance(asked.get("return_dict"), bool | None):
         return "a return_dict that is no bool"
-    if _has_offsets(asked):
+    if any(asked.get(name) is not None for name in _OFFSETS):
         if read_packed(asked) and _are_whole_texts(asked, ours):
             return None
         return "cu_seq_lens_q and the like that do not say how input_ids [1, tokens] and position_ids divide into texts"
@@ -150,10 +150,6 @@ def read_packed(asked: dict[str, Any]) -> Packed | None:
     kinds = asked.get("token_type_ids")
     fit = kinds is None or (isinstance(kinds, Tensor) and kinds.shape == ids.shape)
     return Packed(cu_seqlens, longest) if fit else None
-
-
-def _has_offsets(asked: dict[str, Any]) -> bool:
-    return any(asked.get(name) is not None for name in _OFFSETS)
 
 
 def _are_whole_texts(asked: dict[str, Any], config: ModelConfig) -> bool:

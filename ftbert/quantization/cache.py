@@ -181,14 +181,10 @@ def _home_of(module: torch.nn.Module, dtype: Dtype) -> Path:
             found = Path(snapshot_download(name, revision=commit, local_files_only=True))
         except (OSError, ValueError):  # those of the hub's client among them
             found = None
-    if found is None or not _has_tokenizer(found):
+    if found is None or not any(any(transformer_folder(found).glob(name)) for name in TOKENIZER_FILES):
         raise ValueError(
             f"{type(module).__name__}: {users_word(dtype)} needs the model's tokenizer for calibration, and its config "
             f"names no folder or model of the hub with one that is here (name_or_path {name!r}). Save model and "
             "tokenizer to a folder: ftbert.load(folder, device, dtype) and `ftbert quantize` take that"
         )
     return found
-
-
-def _has_tokenizer(folder: Path) -> bool:
-    return any(path for name in TOKENIZER_FILES for path in transformer_folder(folder).glob(name))

@@ -182,15 +182,12 @@ class Batcher:
         stop = min(stop, span.stop, span.start + self.limits.batch_texts - batch.texts)
         if stop <= span.start:
             return span.start if batch.texts else span.start + 1
-        if (other := self._second()) is not None and stop > span.start + 1:
+        other = min((entry[0] for entry in self._heap[1:3]), default=None)  # the second smallest key
+        if other is not None and stop > span.start + 1:
             past = _PAST * self.budget
             yields = int(offsets.searchsorted((other - span.job.arrived) * span.job.rate + past, "right"))
             stop = min(stop, max(yields, span.start + 1))
         return stop
-
-    def _second(self) -> float | None:
-        """The second smallest key."""
-        return min((entry[0] for entry in self._heap[1:3]), default=None)
 
     def give_up(self, job: Job) -> None:
         """It is cancelled, late or failed: what waits of it is not computed, and counts no more."""

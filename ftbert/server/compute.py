@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ftbert.packed_model import PackedModel
 from ftbert.server.batcher import Batch
@@ -16,6 +17,7 @@ from ftbert.server.job import BEST, ENTRIES
 from ftbert.text import Batch as Texts
 from ftbert.text import (
     TextSettings,
+    Upload,
     launch,
     next_logits,
     sharing,
@@ -26,12 +28,7 @@ from ftbert.text import (
     token_weights,
 )
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from ftbert.text import Upload
-
-Fetch = Callable[[], "NDArray[np.float32]"]
+Fetch = Callable[[], NDArray[np.float32]]
 
 # Masked tokens whose logits over the vocabulary are there at once: 256 MB of a vocabulary of 250,000.
 _MARKED_AT_ONCE = 256

@@ -8,9 +8,10 @@ from binascii import b2a_base64
 from collections.abc import Coroutine, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ftbert.server.app import Asked, Made, computes
 from ftbert.server.description import Description
@@ -26,14 +27,11 @@ from ftbert.server.inputs import (
     reading,
 )
 from ftbert.server.job import Kind
-from ftbert.server.json_bodies import json_matrix, to_json
+from ftbert.server.json_bodies import json_list, json_matrix, to_json
 from ftbert.server.schemas import Cut, Embed, EmbedAll, OpenAIEmbed, Pooling, Similarity
 from ftbert.server.served_model import Computed, ServedModel
 from ftbert.server.settings import Settings
 from ftbert.text import SparseVector, entries_of, lexical, tokens_kept
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 # Words for the two kinds of texts in Cohere's, Jina's, Voyage's, NVIDIA's and Google's APIs, and in folders.
 _QUERY = ("query", "search_query", "retrieval.query", "retrieval_query")
@@ -41,8 +39,6 @@ _DOCUMENT = (
     "document", "passage", "search_document", "corpus", "retrieval.passage", "retrieval.document",
     "retrieval_document", "retrieval_passage",
 )  # fmt: skip
-# Vectors that are written without letting others of the event loop in between.
-_ROWS_AT_ONCE = 128
 
 
 def _inputs(body: Embed | EmbedAll, settings: Settings) -> Listed:
@@ -87,13 +83,8 @@ async def embed_sparse(asked: Asked[EmbedAll]) -> Made:
     vectors: Iterable[SparseVector] = entries_of(done.rows) if not of_tokens else (
         lexical(done.encoded.ids[start:end], done.rows[start:end, 0], left_out) for start, end in tokens
     )  # fmt: skip
-    found = list[bytes]()
-    for i, one in enumerate(vectors):
-        pairs = zip(one.indices.tolist(), one.values, strict=True)
-        found.append((b"," if found else b"[") + to_json([{"index": entry, "value": value} for entry, value in pairs]))
-        if i % _ROWS_AT_ONCE == _ROWS_AT_ONCE - 1:
-            await asyncio.sleep(0)
-    return done, [*found, b"]"]
+    pairs = (zip(one.indices.tolist(), one.values, strict=True) for one in vectors)
+    return done, await json_list([{"index": entry, "value": value} for entry, value in text] for text in pairs)
 
 
 def _compared(body: Similarity, settings: Settings) -> Listed:
@@ -219,10 +210,9 @@ async def _listed(
     rows: Iterable[NDArray[np.float32]], encoding: str, kind: str, field: str, model: ServedModel, done: Computed
 ) -> list[bytes]:
     """OpenAI's list with an object for each row or matrix. base64: of little-endian float32."""
-    found = [b'{"object":"list","data":[']
-    for i, row in enumerate(rows):
-        value: Any = row if encoding == "float" else b2a_base64(row.tobytes(), newline=False).decode("ascii")
-        found.append((b"," if i else b"") + to_json({"object": kind, "index": i, field: value}))
-        if i % _ROWS_AT_ONCE == _ROWS_AT_ONCE - 1 or row.ndim > 1:
-            await asyncio.sleep(0)
-    return [*found, b"]," + to_json({"model": model.name, "usage": done.usage})[1:]]
+
+    def written(row: NDArray[np.float32]) -> Any:
+        return row if encoding == "float" else b2a_base64(row.tobytes(), newline=False).decode("ascii")
+
+    data = await json_list({"object": kind, "index": i, field: written(row)} for i, row in enumerate(rows))
+    return [b'{"object":"list","data":', *data, b"," + to_json({"model": model.name, "usage": done.usage})[1:]]

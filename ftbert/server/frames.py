@@ -8,16 +8,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from ftbert.server.description import Description
 from ftbert.server.job import Failure, Job, Kind, Part
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 class Frame(IntEnum):

@@ -6,14 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from math import inf
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ftbert.server.memory import PER_ENTITY, PER_ENTRY, PER_NUMBER
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
 
 BEST = 100  # what may stand in the place of a masked token; of a smaller vocabulary fewer
 ENTRIES = 4096  # of a sparse vector, the largest: trained models give some hundred

@@ -9,17 +9,15 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
+import numpy as np
 import orjson
+from numpy.typing import NDArray
 
 from ftbert.server.errors import ApiError, too_many, validation
 from ftbert.server.schemas import ONLY
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 T = TypeVar("T")
 

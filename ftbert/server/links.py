@@ -6,17 +6,15 @@ import asyncio
 import itertools
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ftbert.server import frames
 from ftbert.server.description import Description
 from ftbert.server.frames import Frame
 from ftbert.server.job import EngineFace, Failure, Job, Part
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 # An engine says that it lives every TICK seconds; without a word for STALE it counts as not ready.
 TICK, STALE = 0.1, 2.0

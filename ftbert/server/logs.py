@@ -30,15 +30,10 @@ class _JsonLines(logging.Formatter):
         return json.dumps(values)
 
 
-class _Lines(logging.Formatter):
-    def __init__(self) -> None:
-        super().__init__("ftbert: %(asctime)s %(message)s", "%H:%M:%S")
-        self.converter = time.localtime
-
-
 def set_up(as_json: bool) -> None:
     handler = logging.StreamHandler()
-    handler.setFormatter(_JsonLines() if as_json else _Lines())
+    plain = logging.Formatter("ftbert: %(asctime)s %(message)s", "%H:%M:%S")
+    handler.setFormatter(_JsonLines() if as_json else plain)
     LOG.handlers[:] = [handler]
     LOG.setLevel(logging.INFO)
     LOG.propagate = False

@@ -11,14 +11,11 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ftbert.server.settings import Settings
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # of exposition
 # Seconds between two signs of life of a process.

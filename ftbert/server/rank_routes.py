@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ftbert.server.activations import ACTIVATIONS, probabilities
 from ftbert.server.app import App, Asked, Made, computes
@@ -24,9 +25,6 @@ from ftbert.server.schemas import Classify, JinaRerank, PairLimits, Predict, Sco
 from ftbert.server.served_model import Computed, ServedModel
 from ftbert.server.settings import Settings
 from ftbert.server.text_encoder import Encoded
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 Sequences = list[str | tuple[str, str]]
 _CLASSIFIERS = ("classifier", "reranker")

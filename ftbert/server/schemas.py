@@ -3,6 +3,7 @@ which would change the answer."""
 
 from __future__ import annotations
 
+from types import GenericAlias
 from typing import Any
 
 import msgspec
@@ -217,172 +218,54 @@ Matrix = list[list[float]]
 Matrices = list[Matrix]
 
 
-class Usage(msgspec.Struct):
-    prompt_tokens: int
-    total_tokens: int
+def _answer(name: str, words: str | None = None, /, **fields: Any) -> Any:
+    """The struct `name`. fields: their types; a pair: a type, and the value of a field that is left out."""
+    kinds = [(field, *kind) if isinstance(kind, tuple) else (field, kind) for field, kind in fields.items()]
+    return msgspec.defstruct(name, kinds, namespace={"__doc__": words} if words else {}, module=__name__)
 
 
-class SparseValue(msgspec.Struct):
-    """Of an entry of the vocabulary that has a weight."""
-
-    index: int
-    value: float
+def _many(kind: Any) -> Any:
+    """list[kind], of a struct made here, which is no type to mypy."""
+    return GenericAlias(list, (kind,))
 
 
-class Embedding(msgspec.Struct):
-    """embedding: a list of numbers, or base64 of little-endian float32."""
-
-    object: str
-    index: int
-    embedding: list[float] | str
-
-
-class Embeddings(msgspec.Struct):
-    object: str
-    data: list[Embedding]
-    model: str
-    usage: Usage
-
-
-class Pooled(msgspec.Struct):
-    """data: a vector, of task token_embed one a token."""
-
-    object: str
-    index: int
-    data: Any
-
-
-class PooledList(msgspec.Struct):
-    object: str
-    data: list[Pooled]
-    model: str
-    usage: Usage
-
-
-class ModelCard(msgspec.Struct):
-    id: str
-    object: str
-    created: int
-    owned_by: str
-    root: str
-
-
-class ModelCards(msgspec.Struct):
-    object: str
-    data: list[ModelCard]
-
-
-class Prediction(msgspec.Struct):
-    score: float
-    label: str
-
-
-class Entity(msgspec.Struct):
-    """start, end: in characters of the text. entity, index: of a token; entity_group: where tokens are aggregated."""
-
-    score: float
-    word: str
-    start: int
-    end: int
-    entity: str | None = None
-    index: int | None = None
-    entity_group: str | None = None
-
-
-class Filled(msgspec.Struct):
-    """token: an id that may stand in the place of the mask. sequence: the text with it."""
-
-    score: float
-    token: int
-    token_str: str
-    sequence: str
-
-
-class Rank(msgspec.Struct):
-    index: int
-    score: float
-    text: str | None = None
-
-
-class RankedDocument(msgspec.Struct):
-    index: int
-    relevance_score: float
-    document: dict[str, str] | None = None
-
-
-class Ranking(msgspec.Struct):
-    id: str
-    model: str
-    results: list[RankedDocument]
-    usage: Usage
-    meta: dict[str, Any]
-
-
-class ClassScores(msgspec.Struct):
-    index: int
-    label: str
-    probs: list[float]
-    num_classes: int
-
-
-class Classification(msgspec.Struct):
-    id: str
-    object: str
-    model: str
-    data: list[ClassScores]
-    usage: Usage
-
-
-class PairScore(msgspec.Struct):
-    index: int
-    object: str
-    score: float
-
-
-class PairScores(msgspec.Struct):
-    id: str
-    object: str
-    model: str
-    data: list[PairScore]
-    usage: Usage
-
-
-class Token(msgspec.Struct):
-    id: int
-    text: str
-    special: bool
-    start: int | None
-    stop: int | None
-
-
-class Detokenized(msgspec.Struct):
-    prompt: str
-
-
-class Version(msgspec.Struct):
-    version: str
-
+_MAYBE_TEXT = (str | None, None)
+Usage = _answer("Usage", prompt_tokens=int, total_tokens=int)
+SparseValue = _answer("SparseValue", "Of an entry of the vocabulary that has a weight.", index=int, value=float)
+Embedding = _answer(
+    "Embedding", "embedding: a list of numbers, or base64 of little-endian float32.",
+    object=str, index=int, embedding=list[float] | str,
+)  # fmt: skip
+Embeddings = _answer("Embeddings", object=str, data=_many(Embedding), model=str, usage=Usage)
+Pooled = _answer("Pooled", "data: a vector, of task token_embed one a token.", object=str, index=int, data=Any)
+PooledList = _answer("PooledList", object=str, data=_many(Pooled), model=str, usage=Usage)
+ModelCard = _answer("ModelCard", id=str, object=str, created=int, owned_by=str, root=str)
+ModelCards = _answer("ModelCards", object=str, data=_many(ModelCard))
+Prediction = _answer("Prediction", score=float, label=str)
+Entity = _answer(
+    "Entity",
+    "start, end: in characters of the text. entity, index: of a token; entity_group: where tokens are aggregated.",
+    score=float, word=str, start=int, end=int, entity=_MAYBE_TEXT, index=(int | None, None), entity_group=_MAYBE_TEXT,
+)  # fmt: skip
+Filled = _answer(
+    "Filled", "token: an id that may stand in the place of the mask. sequence: the text with it.",
+    score=float, token=int, token_str=str, sequence=str,
+)  # fmt: skip
+Rank = _answer("Rank", index=int, score=float, text=_MAYBE_TEXT)
+RankedDocument = _answer("RankedDocument", index=int, relevance_score=float, document=(dict[str, str] | None, None))
+Ranking = _answer("Ranking", id=str, model=str, results=_many(RankedDocument), usage=Usage, meta=dict[str, Any])
+ClassScores = _answer("ClassScores", index=int, label=str, probs=list[float], num_classes=int)
+Classification = _answer("Classification", id=str, object=str, model=str, data=_many(ClassScores), usage=Usage)
+PairScore = _answer("PairScore", index=int, object=str, score=float)
+PairScores = _answer("PairScores", id=str, object=str, model=str, data=_many(PairScore), usage=Usage)
+Token = _answer("Token", id=int, text=str, special=bool, start=int | None, stop=int | None)
+Detokenized = _answer("Detokenized", prompt=str)
+Version = _answer("Version", version=str)
+TeiError = _answer("TeiError", error=str, error_type=str)
+_Object = _answer("OpenAIErrorObject", message=str, type=str, param=str | None, code=str | None)
+OpenAIError = _answer("OpenAIError", error=_Object, message=str, code=int, type=str)
 
 Info = dict[str, Any]
-Predictions = list[Prediction | list[Prediction]]  # of one input, or of each
-Entities = list[Entity | list[Entity]]  # of one text, or of each
-Fillings = list[Filled | list[Filled | list[Filled]]]  # of one mask, of each of a text, or of each text
-
-
-class TeiError(msgspec.Struct):
-    error: str
-    error_type: str
-
-
-class OpenAIErrorObject(msgspec.Struct):
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class OpenAIError(msgspec.Struct):
-    error: OpenAIErrorObject
-    message: str
-    code: int
-    type: str
+Predictions = _many(Prediction | _many(Prediction))  # of one input, or of each
+Entities = _many(Entity | _many(Entity))  # of one text, or of each
+Fillings = _many(Filled | _many(Filled | _many(Filled)))  # of one mask, of each of a text, or of each text

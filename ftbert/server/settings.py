@@ -1,4 +1,4 @@
-"""What the server can be told: one table of flags, each with its variable of the environment and its default.
+"""What the server can be told: one table of flags, each with its default and its variable of the environment.
 
 Names are those of text-embeddings-inference (TEI) where it has the flag.
 """
@@ -7,8 +7,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
+
+_KINDS = {one.__name__: one for one in (str, int, float, bool)}
+
+
+def _flag(default: Any, text: str, **more: Any) -> Any:
+    """A field of Settings that is a Flag, too."""
+    return field(default=default, metadata={"text": text, **more})
 
 
 @dataclass(frozen=True)
@@ -16,41 +23,50 @@ class Settings:
     """Every choice made. models: (name, folder or hub id), the first is the default one. devices: an engine for each,
     or with `parallel` (as of ftbert.load) one over all.
 
-    None: chosen when the server starts. See FLAGS for the meaning of the others.
+    None: chosen when the server starts. FLAGS are made of all fields with a text.
     """
 
     models: tuple[tuple[str, str], ...]
     devices: tuple[str, ...] = ("cpu",)
     dtype: str | None = None
     parallel: str | None = None
-    revision: str | None = None
-    hostname: str = "127.0.0.1"
-    port: int = 3000
-    workers: int | None = None
-    api_key: str | None = None
-    cors_allow_origin: str | None = None
-    max_concurrent_requests: int = 4096
-    max_batch_tokens: int = 16384
-    max_batch_requests: int | None = None
-    batch_tokens: int | None = None
-    max_client_batch_size: int = 2048
-    payload_limit: int = 32_000_000
-    answer_limit: int = 500_000_000
-    max_queue_seconds: float = 2.0
-    max_queue_tokens: int = 8_000_000
-    request_timeout: float = 30.0
-    header_timeout: float = 10.0
-    body_timeout: float = 60.0
-    keep_alive: float = 75.0
-    drain_delay: float = 0.0
-    shutdown_timeout: float = 30.0
-    auto_truncate: bool = True
-    pooling: str | None = None
-    default_prompt: str | None = None
-    default_prompt_name: str | None = None
-    tokenization_workers: int = 2
-    json_output: bool = False
-    access_log: bool = False
+    # Docker sets HOSTNAME to the name of the container, which is not the address to listen on.
+    hostname: str = _flag(
+        "127.0.0.1", "address to listen on; 0.0.0.0: for other machines", in_environment=False, also=("host",)
+    )
+    port: int = _flag(3000, "0: any free one", least=0, most=65535)
+    revision: str | None = _flag(None, "of a hub id: branch, tag or commit (default: its main branch)")
+    workers: int | None = _flag(
+        None, "processes for HTTP and tokenising; 0: all in one process (default: 0 on the CPU)", least=0
+    )
+    api_key: str | None = _flag(None, "asked of every request but health, metrics and the page")
+    cors_allow_origin: str | None = _flag(None, "origins that a browser may call from, with commas; * for any")
+    max_concurrent_requests: int = _flag(4096, "of one worker; more are answered 429")
+    max_batch_tokens: int = _flag(16384, "most tokens computed at once")
+    max_batch_requests: int | None = _flag(None, "most texts computed at once")
+    batch_tokens: int | None = _flag(None, "tokens computed at once (default: timed at the start)")
+    max_client_batch_size: int = _flag(2048, "most texts of a request")
+    payload_limit: int = _flag(32_000_000, "most bytes of a request")
+    answer_limit: int = _flag(500_000_000, "most bytes of memory that an answer may take while it is made")
+    max_queue_seconds: float = _flag(2.0, "a request that would wait longer is answered 429")
+    max_queue_tokens: int = _flag(8_000_000, "most tokens that wait for an engine")
+    request_timeout: float = _flag(
+        30.0, "seconds until a request is answered 503; the header x-request-timeout lowers it"
+    )
+    header_timeout: float = _flag(10.0, "seconds in which a request's head must arrive")
+    body_timeout: float = _flag(60.0, "seconds in which its body must arrive")
+    keep_alive: float = _flag(75.0, "seconds that an idle connection is kept")
+    drain_delay: float = _flag(0.0, "seconds between SIGTERM and the end of accepting", least=0)
+    shutdown_timeout: float = _flag(30.0, "seconds that requests may take to finish after SIGTERM", least=0)
+    auto_truncate: bool = _flag(True, "cut texts that are too long, where the request does not say")
+    pooling: str | None = _flag(
+        None, "as in encode: cls, mean, last, ..., or several as cls+mean (default: the model's)"
+    )
+    default_prompt: str | None = _flag(None, "put before every text")
+    default_prompt_name: str | None = _flag(None, "one of the model's prompts")
+    tokenization_workers: int = _flag(2, "threads of one worker that tokenise")
+    json_output: bool = _flag(False, "log lines as JSON")
+    access_log: bool = _flag(False, "a log line for each answer: method, path, status, bytes, seconds, model")
 
     @property
     def engines(self) -> tuple[str, ...]:
@@ -80,14 +96,11 @@ class Flag:
     least: int = 1
     most: int | None = None
     also: tuple[str, ...] = ()
+    default: Any = None
 
     @property
     def field(self) -> str:
         return self.name.replace("-", "_")
-
-    @property
-    def default(self) -> Any:
-        return next(field.default for field in fields(Settings) if field.name == self.field)
 
     def parse(self, text: str) -> Any:
         """ValueError for what is no value of its kind."""
@@ -108,37 +121,10 @@ class Flag:
         return value
 
 
-FLAGS = (
-    # Docker sets HOSTNAME to the name of the container, which is not the address to listen on.
-    Flag("hostname", str, "address to listen on; 0.0.0.0: for other machines", in_environment=False, also=("host",)),
-    Flag("port", int, "0: any free one", least=0, most=65535),
-    Flag("revision", str, "of a hub id: branch, tag or commit (default: its main branch)"),
-    Flag("workers", int, "processes for HTTP and tokenising; 0: all in one process (default: 0 on the CPU)", least=0),
-    Flag("api-key", str, "asked of every request but health, metrics and the page"),
-    Flag("cors-allow-origin", str, "origins that a browser may call from, with commas; * for any"),
-    Flag("max-concurrent-requests", int, "of one worker; more are answered 429"),
-    Flag("max-batch-tokens", int, "most tokens computed at once"),
-    Flag("max-batch-requests", int, "most texts computed at once"),
-    Flag("batch-tokens", int, "tokens computed at once (default: timed at the start)"),
-    Flag("max-client-batch-size", int, "most texts of a request"),
-    Flag("payload-limit", int, "most bytes of a request"),
-    Flag("answer-limit", int, "most bytes of memory that an answer may take while it is made"),
-    Flag("max-queue-seconds", float, "a request that would wait longer is answered 429"),
-    Flag("max-queue-tokens", int, "most tokens that wait for an engine"),
-    Flag("request-timeout", float, "seconds until a request is answered 503; the header x-request-timeout lowers it"),
-    Flag("header-timeout", float, "seconds in which a request's head must arrive"),
-    Flag("body-timeout", float, "seconds in which its body must arrive"),
-    Flag("keep-alive", float, "seconds that an idle connection is kept"),
-    Flag("drain-delay", float, "seconds between SIGTERM and the end of accepting", least=0),
-    Flag("shutdown-timeout", float, "seconds that requests may take to finish after SIGTERM", least=0),
-    Flag("auto-truncate", bool, "cut texts that are too long, where the request does not say"),
-    Flag("pooling", str, "as in encode: cls, mean, last, ..., or several as cls+mean (default: the model's)"),
-    Flag("default-prompt", str, "put before every text"),
-    Flag("default-prompt-name", str, "one of the model's prompts"),
-    Flag("tokenization-workers", int, "threads of one worker that tokenise"),
-    Flag("json-output", bool, "log lines as JSON"),
-    Flag("access-log", bool, "a log line for each answer: method, path, status, bytes, seconds, model"),
-)
+FLAGS = tuple(
+    Flag(one.name.replace("_", "-"), _KINDS[str(one.type).partition(" ")[0]], default=one.default, **one.metadata)
+    for one in fields(Settings) if one.metadata
+)  # fmt: skip
 
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:

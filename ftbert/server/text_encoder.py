@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ftbert.server.description import Description
 from ftbert.server.errors import ApiError, validation
 from ftbert.text import FastTokenizer, LimitedPairs, TemplateEncoder, Tokens, panics_as_errors, tokens_of
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 # More characters are not handed to `tokenizers` at once: there they take up to 600 MB.
 _LONGEST = 1 << 20

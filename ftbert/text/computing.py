@@ -11,10 +11,11 @@ import logging
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ftbert.packed_model import PackedModel
 from ftbert.progress import Progress
@@ -24,9 +25,6 @@ from ftbert.text.long_texts import Average
 from ftbert.text.pooling import Upload
 from ftbert.text.tokens import Text, Tokens
 from ftbert.text.workers import Workers
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _log = logging.getLogger("ftbert")
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ftbert.text.options import TextOptions
 from ftbert.text.tokenizer import Tokenizer
 from ftbert.text.tokens import Pieces, Text, Tokens
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _WHOLE = 1 << 30  # tokens; no text has more
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn.functional import normalize
 
 from ftbert.packed_model import PackedModel
@@ -20,9 +21,6 @@ from ftbert.text.token_arrays import tokens_kept
 from ftbert.text.tokenizer import Tokenizer
 from ftbert.text.tokens import Text, Tokens, tokens_of
 from ftbert.text.vector_modules import Expansion, MultiSettings
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 def multi_vector_embedding(model: PackedModel, *, task: str | None = None, **given: Any) -> Work:

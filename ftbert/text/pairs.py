@@ -24,7 +24,9 @@ class LimitedPairs:
         self._fast, self._cutter, self._has_types = fast, cutter, has_types
         sample = fast.encode(_SAMPLE, _SAMPLE)
         # Each token of the layout: None for a special one, else the text that it is of.
-        self._before, self._between, self._behind = (_segment() for _ in range(3))
+        self._before: Segment = ([], [])
+        self._between: Segment = ([], [])
+        self._behind: Segment = ([], [])
         self._types = [0, 0]
         part = self._before
         for token, kind, which in zip(sample.ids, sample.type_ids, sample.sequence_ids, strict=True):
@@ -81,10 +83,6 @@ def first_ids(
                 found[text] = _kept(ids, min(most, len(ids)), side)
         left, size = [text for text in left if text not in found], 2 * size
     return found
-
-
-def _segment() -> Segment:
-    return [], []
 
 
 def _longest_first(first: int, second: int, most: int) -> tuple[int, int]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn.functional import layer_norm, linear, normalize
 
 from ftbert.checkpoint import check_shapes, open_bin, open_weights
@@ -15,9 +16,6 @@ from ftbert.packed_model import PackedModel, kept
 from ftbert.text.activations import Activation, activation
 from ftbert.text.settings import POOLINGS, TextSettings
 from ftbert.text.vector_modules import DenseSettings, LayerNormSettings, LayerSettings
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 Upload: TypeAlias = "Callable[[NDArray[Any]], torch.Tensor]"
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ftbert.packed_model import PackedModel
 from ftbert.text.batching import Batch
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 class Least(NamedTuple):

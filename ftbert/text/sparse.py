@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn.functional import pad
 
 from ftbert.packed_model import PackedModel
@@ -20,9 +21,6 @@ from ftbert.text.encoding import text_options, tokenizer_of
 from ftbert.text.pooling import Upload, dense_of
 from ftbert.text.token_arrays import SparseVector, entries_of, lexical, unweighted
 from ftbert.text.vector_modules import SparseSettings
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 # Logits that are there at once: 128 MB of float32.
 _LOGITS_AT_ONCE = 1 << 25

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ftbert.input_file import is_unicode, origin
 from ftbert.text.auto_tokenizer import explain, load_tokenizer
@@ -18,9 +19,6 @@ from ftbert.text.panics import panics_as_errors
 from ftbert.text.settings import TextSettings
 from ftbert.text.templates import INSTRUCTION, PairTemplate, Render, TemplateEncoder, takes_any_roles
 from ftbert.text.tokens import Text, Tokens, joined, tokens_of
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 # Long enough for one call to use every core.
 _TEXTS_PER_CALL = 512

@@ -5,14 +5,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ftbert.input_file import is_unicode
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 # What is tokenised as one sequence: a text, or two that a model reads together (a query and a document).
 Text: TypeAlias = "str | Sequence[str]"
@@ -108,7 +106,8 @@ def listed(items: Any, pairs: bool = False) -> Sequence[Any]:
         return items
     axes = getattr(items, "ndim", len(getattr(items, "shape", (0,))))
     several = axes != 1 and not (pairs and isinstance(items, np.ndarray) and axes == 2)
-    if isinstance(items, str | bytes | Mapping | Set) or several or not _is_iterable(items):
+    iterable = hasattr(items, "__iter__") or (hasattr(items, "__getitem__") and hasattr(items, "__len__"))
+    if isinstance(items, str | bytes | Mapping | Set) or several or not iterable:
         hint = "; pass one of its columns" if several and hasattr(items, "columns") else ""
         raise TypeError(f"texts must be a list of str; got {type(items).__name__}{hint}")
     for method in ("to_pylist", "tolist", "to_list"):  # pyarrow; pandas and numpy; polars: Python's own values at once
@@ -141,10 +140,6 @@ def has_pairs(texts: Any) -> bool:
     if is_single(texts):
         return not isinstance(texts, str)
     return hasattr(texts, "__iter__") and not set(map(type, texts)) <= {str}
-
-
-def _is_iterable(items: Any) -> bool:
-    return hasattr(items, "__iter__") or (hasattr(items, "__getitem__") and hasattr(items, "__len__"))
 
 
 def _check_pair(pair: Any, name: str) -> None:
