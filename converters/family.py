@@ -30,6 +30,12 @@ class Derived:
 # A tensor's name, or the stem of .weight and .bias; a tuple is stacked along the rows.
 Names = dict[str, "str | tuple[str, ...] | Derived"]
 
+
+def sources_of(row: str | tuple[str, ...] | Derived) -> tuple[str, ...]:
+    """The names in a row of a table."""
+    return row.sources if isinstance(row, Derived) else (row,) if isinstance(row, str) else row
+
+
 # Entry of `encoder` in our config.json (docs/checkpoint.md), by its path -> key in theirs and, where older files lack
 # it, transformers' default (None: must be there). "layers" is their number. A norm is there where its eps is.
 Keys = dict[str, tuple[str, Any]]
@@ -163,11 +169,9 @@ class Family:
         if row is None:
             stem, _, kind = generic.rpartition(".")
             row, ending = self.names[stem], "." + kind
-        names = row.sources if isinstance(row, Derived) else (row,) if isinstance(row, str) else row
-        theirs = tuple(name.replace("{i}", layer) + ending for name in names)
+        theirs = tuple(name.replace("{i}", layer) + ending for name in sources_of(row))
         return replace(row, sources=theirs) if isinstance(row, Derived) else theirs
 
     def source_names(self, ours: str) -> tuple[str, ...]:
         """Their names of one of our tensors, without prefix."""
-        row = self.row(ours)
-        return row.sources if isinstance(row, Derived) else row
+        return sources_of(self.row(ours))

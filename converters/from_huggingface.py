@@ -1,17 +1,12 @@
-"""HuggingFace folder, hub id, .onnx or .gguf file, or live model -> ftbert checkpoint folder.
-
-python -m ftbert.converters.from_huggingface SRC DST
-"""
+"""HuggingFace folder, hub id, .onnx or .gguf file, or live model -> ftbert checkpoint folder."""
 
 from __future__ import annotations
 
-import argparse
 import errno
 import json
 import os
 import re
 import shutil
-import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -178,25 +173,3 @@ def _copy_text_files(source: Path, target: Path) -> None:
         modules[0]["path"] = ""
         with named(target / MODULES):
             (target / MODULES).write_text(json.dumps(modules, indent=2) + "\n", encoding="utf-8")
-
-
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Convert a HuggingFace, ONNX or GGUF model to an ftbert folder.")
-    parser.add_argument("source", help="folder, .onnx or .gguf file, or hub id")
-    parser.add_argument("target", help="folder to write")
-    parser.add_argument("--dtype", choices=list(DTYPES), help="of the stored weights (default: kept)")
-    parser.add_argument("--revision", help="of a hub id: branch, tag or commit")
-    parser.add_argument("--force", action="store_true", help="replace a target that ftbert wrote")
-    options = parser.parse_args(arguments)
-    try:
-        dtype = DTYPES[options.dtype] if options.dtype else None
-        path = convert(options.source, options.target, dtype=dtype, force=options.force, revision=options.revision)
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    print(path)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

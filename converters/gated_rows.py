@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ftbert.checkpoint import ModelConfig, RowOrder
-from ftbert.converters.family import Config, Derived
+from ftbert.checkpoint import RowOrder
+from ftbert.converters.family import Derived
 
 
 def _alternate(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -17,18 +17,10 @@ def _apart(ours: torch.Tensor) -> list[torch.Tensor]:
     return [ours[0::2].contiguous(), ours[1::2].contiguous()]
 
 
-def _two_shapes(encoder: ModelConfig, config: Config, ours: list[int]) -> list[list[int]]:
-    return [[ours[0] // 2, *ours[1:]]] * 2
-
-
-def _one_shape(encoder: ModelConfig, config: Config, ours: list[int]) -> list[list[int]]:
-    return [ours]
-
-
 def two_matrices(gate: str, up: str) -> Derived:
     return Derived(
         (gate, up),
-        _two_shapes,
+        lambda encoder, config, ours: [[ours[0] // 2, *ours[1:]]] * 2,
         RowOrder(lambda sources: _alternate(*sources)),
         lambda encoder, config, ours: _apart(ours),
     )
@@ -39,7 +31,7 @@ def two_halves(name: str, *, gate_first: bool) -> Derived:
     order = 1 if gate_first else -1
     return Derived(
         (name,),
-        _one_shape,
+        lambda encoder, config, ours: [ours],
         RowOrder(lambda sources: _alternate(*sources[0].chunk(2)[::order])),
         lambda encoder, config, ours: [torch.cat(_apart(ours)[::order])],
     )

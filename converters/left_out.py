@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 from ftbert.checkpoint import Shape
-from ftbert.converters.family import Derived, Family
+from ftbert.converters.family import Family, sources_of
 from ftbert.converters.head_tables import PREFIXES, HeadRow
 
 _MOST = 4  # names shown
@@ -25,7 +25,7 @@ def silent(family: Family, found: dict[str, Shape]) -> set[str]:
 
 def outside(family: Family, prefix: str, found: dict[str, Shape]) -> set[str]:
     """Names of tensors that are none of the encoder's. prefix: what stands before the encoder's names in `found`."""
-    modules = {name.partition(".")[0] for row in family.names.values() for name in _names(row)}
+    modules = {name.partition(".")[0] for row in family.names.values() for name in sources_of(row)}
 
     def inside(name: str) -> bool:
         return name.startswith(family.bases) or (not prefix and name.partition(".")[0] in modules)
@@ -43,12 +43,6 @@ def left_out(rows: list[HeadRow], architecture: str, found: dict[str, Shape], ot
     if rest := [name for name in found if name in others]:
         said.append(f"what stands outside the encoder is left out ({_some(rest)}): ftbert computes nothing with it")
     return "; ".join(said)
-
-
-def _names(row: str | tuple[str, ...] | Derived) -> tuple[str, ...]:
-    if isinstance(row, Derived):
-        return row.sources
-    return (row,) if isinstance(row, str) else row
 
 
 def _some(names: list[str]) -> str:

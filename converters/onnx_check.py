@@ -16,17 +16,14 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
-from ftbert.checkpoint import warn_caller
+from ftbert.checkpoint import Checkpoint, warn_caller
 from ftbert.converters.onnx_encoder import Encoder
 from ftbert.converters.onnx_file import OnnxFile, data_files
-
-if TYPE_CHECKING:
-    from ftbert.checkpoint import Checkpoint
 
 # Of the largest value that the graph computes, by the ONNX type of its weights. Rounding makes 1.2e-6 (all-MiniLM-L6-v2
 # at 512 tokens). A 16-bit graph is evaluated in float32 too, but its constants, the scores' scale and GELU's among

@@ -10,14 +10,11 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ftbert.converters.onnx_quantised import to_floats
-
-if TYPE_CHECKING:
-    from onnx import ModelProto
 
 # TensorProto.DataType of weights and shapes: numpy's type as stored, and the field that holds values outside raw_data.
 DTYPES: dict[int, tuple[str, str]] = {
@@ -126,7 +123,7 @@ def read_model(path: Path) -> Any:
     return model
 
 
-def _texts(model: ModelProto) -> Iterator[Any]:
+def _texts(model: Any) -> Iterator[Any]:
     """Every name in the graph."""
     graph = model.graph
     yield model.producer_name

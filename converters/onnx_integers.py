@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
 from ftbert.converters.onnx_file import Constant, constant
-
-if TYPE_CHECKING:
-    from onnx import ModelProto
 
 _UINT8, _INT8 = 2, 3
 _SCALES = (1, 10, 11)  # types of scales: float32, float16, float64
@@ -92,7 +89,7 @@ def int8_rows(one: Dequantised, transposed: bool) -> Rows:
     return Rows(values.astype(np.int8), scale * step[:, 0], error)
 
 
-def fold_weights(model: ModelProto, path: Path) -> None:
+def fold_weights(model: Any, path: Path) -> None:
     """Puts in place of each DequantizeLinear of constants of `model` what it computes."""
     from onnx import numpy_helper
 

@@ -9,10 +9,7 @@ are dequantised. The weights stay where they are. Other ops on integers are left
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from onnx import ModelProto
+from typing import Any
 
 _PRODUCTS = ("MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul")
 # Ops whose result holds elements of their first input and nothing else.
@@ -20,7 +17,7 @@ _MOVES = ("Gather", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 _MOST_MOVES = 16  # between a table and what dequantises it
 
 
-def to_floats(model: ModelProto) -> bool:
+def to_floats(model: Any) -> bool:
     """Changes `model`. False where nothing in it is quantised. ValueError names the node that is not as it should
     be."""
     if not any(node.op_type in (*_PRODUCTS, "DequantizeLinear") for node in model.graph.node):

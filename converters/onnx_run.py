@@ -15,16 +15,13 @@ import os
 import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ftbert.converters.onnx_file import BFLOAT16, TYPES, constant, read_model
 from ftbert.converters.onnx_integers import fold_weights
 from ftbert.converters.onnx_quantised import to_floats
-
-if TYPE_CHECKING:
-    from onnx import ModelProto
 
 _HALF = (10, BFLOAT16)
 _IN_MEMORY = 1 << 10  # tensors of more bytes are handed over beside the graph, which is limited to 2 GB
@@ -69,7 +66,7 @@ def _evaluate(folder: Path, path: Path, values: list[str], floats: bool) -> dict
     return {"outputs": outputs}
 
 
-def _runner(model: ModelProto, weights: dict[str, np.ndarray]) -> _Run:
+def _runner(model: Any, weights: dict[str, np.ndarray]) -> _Run:
     """Gives all outputs. weights: the initialisers that `model` only names."""
     try:
         import onnxruntime as runtime
@@ -97,7 +94,7 @@ def _runner(model: ModelProto, weights: dict[str, np.ndarray]) -> _Run:
     return lambda feed: session.run(None, feed)
 
 
-def _to_float32(model: ModelProto, path: Path) -> dict[str, np.ndarray]:
+def _to_float32(model: Any, path: Path) -> dict[str, np.ndarray]:
     """Changes every 16-bit type of the graph; takes the large initialisers out and returns them."""
     weights = {}
     for proto in model.graph.initializer:

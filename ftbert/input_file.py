@@ -7,7 +7,7 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -139,6 +139,18 @@ def typed(kind: str, name: str, value: Any) -> Any:
     if not good:
         raise ValueError(f"{name}: expected {_KINDS[kind]}, got {shown(value)}")
     return value
+
+
+def complaints(values: Mapping[str, Any], kinds: Mapping[str, str], needed: Set[str]) -> list[str]:
+    """Every entry that is missing, unknown or not of its kind, see `typed`."""
+    wrong = [f"missing {key}" for key in sorted(needed - values.keys())]
+    wrong += [f"unknown {shown(key)}" for key in sorted(values.keys() - kinds.keys())]
+    for key in kinds.keys() & values.keys():
+        try:
+            typed(kinds[key], key, values[key])
+        except ValueError as error:
+            wrong.append(str(error))
+    return wrong
 
 
 def is_unicode(text: str) -> bool:

@@ -14,7 +14,7 @@ from ftbert._library import load_library
 from ftbert.checkpoint.model_config import ModelConfig
 from ftbert.checkpoint.version_1 import upgraded
 from ftbert.dtypes import DTYPES
-from ftbert.input_file import named, shown, typed
+from ftbert.input_file import complaints, named, shown, typed
 from ftbert.own_classes import PROJECTION
 
 FORMAT = "ftbert"
@@ -138,8 +138,10 @@ class CheckpointConfig:
         except ValueError as error:
             raise ValueError(f"{where}: encoder: {error}") from None
         wrong: list[str] = []
+        known = {f.name: str(f.type) for f in fields(HeadConfig)}
+        needed = {f.name for f in fields(HeadConfig) if f.default is MISSING}
         for head in heads:
-            wrong += _complaints(head) if isinstance(head, dict) else [f"head {shown(head)}"]
+            wrong += complaints(head, known, needed) if isinstance(head, dict) else [f"head {shown(head)}"]
             wrong += [] if wrong else _head_complaints(head, read.pooler)
         if len({head["task"] for head in heads} if not wrong else heads) != len(heads):
             wrong.append("two heads for one task")
@@ -149,19 +151,6 @@ class CheckpointConfig:
             document["architecture"], read, huggingface, tuple(HeadConfig(**head) for head in heads),
             typed("str", f"{where}: left_out", document.get("left_out", "")), quantized, dtype,
         )  # fmt: skip
-
-
-def _complaints(head: dict[str, Any]) -> list[str]:
-    known = {f.name: str(f.type) for f in fields(HeadConfig)}
-    needed = {f.name for f in fields(HeadConfig) if f.default is MISSING}
-    wrong = [f"missing {key}" for key in sorted(needed - head.keys())]
-    wrong += [f"unknown {shown(key)}" for key in sorted(head.keys() - known.keys())]
-    for key in known.keys() & head.keys():
-        try:
-            typed(known[key], key, head[key])
-        except ValueError as error:
-            wrong.append(str(error))
-    return wrong
 
 
 def _head_complaints(head: dict[str, Any], pooler: bool) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ftbert.checkpoint.model_config import shared_layers
-from ftbert.input_file import shown, typed
+from ftbert.input_file import complaints
 
 _REQUIRED = {
     "vocab": "int", "hidden": "int", "layers": "int", "heads": "int", "head_size": "int", "inter": "int",
@@ -21,13 +21,7 @@ _DEFAULTS: dict[str, Any] = {
 def upgraded(flat: dict[str, Any]) -> dict[str, Any]:
     """The same encoder in the words of version 2. ValueError names every missing, unknown or wrong entry."""
     kinds = _REQUIRED | {key: type(value).__name__ for key, value in _DEFAULTS.items()}
-    wrong = [f"missing {key}" for key in sorted(_REQUIRED.keys() - flat.keys())]
-    wrong += [f"unknown {shown(key)}" for key in sorted(flat.keys() - kinds.keys())]
-    for key in kinds.keys() & flat.keys():
-        try:
-            typed(kinds[key], key, flat[key])
-        except ValueError as error:
-            wrong.append(str(error))
+    wrong = complaints(flat, kinds, _REQUIRED.keys())
     if not wrong and not 0 <= flat.get("distinct_layers", 0) <= flat["layers"]:
         wrong.append(f"distinct_layers: expected 0 to {flat['layers']}, got {flat['distinct_layers']}")
     if wrong:

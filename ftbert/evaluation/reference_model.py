@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,16 +46,7 @@ def _same_words(plain: Checkpoint, ours: Checkpoint) -> bool:
 
 def plain_config(config: ModelConfig) -> ModelConfig:
     """Without the types in which matrices and the word table are stored."""
-    model = "model"
-    layers = tuple(
-        replace(
-            layer,
-            attention=replace(layer.attention, qkv_type=model, out_type=model),
-            ffn=replace(layer.ffn, up_type=model, down_type=model),
-        )
-        for layer in config.layers
-    )
-    return replace(config, layers=layers, word_type=model)
+    return config.stored_as([WORD_TABLE, *(spec.name for spec in config.weight_specs() if spec.matrix)], "model")
 
 
 def base_of(reference: Any) -> Any:

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from ftbert._fake import checked_op
 from ftbert._library import load_library
+from ftbert.norm.composition import FLOATS, check_storage, describe, sums_type
 
 load_library()
 _OPS = torch.ops.ftbert
@@ -66,28 +67,15 @@ def _unpack(mask: Tensor, like: Tensor) -> Tensor:
 # ---- checks, as those of the C++ ops ---------------------------------------------------------------------------------
 
 
-def _describe(t: Tensor) -> str:
-    return f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)} on {t.device}"
-
-
-def _check_data(name: str, t: Tensor) -> None:
-    """torch checks no storage that was resized since."""
-    if t.numel() == 0:
-        return
-    last = t.storage_offset() + sum((size - 1) * step for size, step in zip(t.shape, t.stride(), strict=True))
-    if t.untyped_storage().nbytes() < (last + 1) * t.element_size():
-        raise RuntimeError(f"{name}: expected a dense tensor, got one whose storage is too short for it")
-
-
 def _check_element(name: str, x: Tensor) -> None:
-    _check_data(name, x)
-    if x.dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
-        raise RuntimeError(f"{name}: expected floating-point elements, got {_describe(x)}")
+    check_storage(name, x)
+    if x.dtype not in FLOATS:
+        raise RuntimeError(f"{name}: expected floating-point elements, got {describe(x)}")
 
 
 def _check_rank(x: Tensor) -> None:
     if x.dim() < 2:
-        raise RuntimeError(f"x: expected [batch, channels, ...], got {_describe(x)}")
+        raise RuntimeError(f"x: expected [batch, channels, ...], got {describe(x)}")
 
 
 def _check(x: Tensor, activation: str = "none", eps: float = 1.0, **vectors: Tensor | None) -> None:
@@ -102,32 +90,32 @@ def _check(x: Tensor, activation: str = "none", eps: float = 1.0, **vectors: Ten
             continue
         if t.shape != x.shape[1:2] or t.dtype not in (torch.float32, x.dtype) or t.device != x.device:
             expected = f"float32 or x's dtype, [{x.shape[1]}] on {x.device}"
-            raise RuntimeError(f"{name}: expected {expected}, got {_describe(t)}")
-        _check_data(name, t)
+            raise RuntimeError(f"{name}: expected {expected}, got {describe(t)}")
+        check_storage(name, t)
 
 
 def _check_alike(name: str, t: Tensor | None, x: Tensor) -> None:
     if t is None:
         return
     if t.shape != x.shape or t.dtype != x.dtype or t.device != x.device:
-        raise RuntimeError(f"{name}: expected {_describe(x)} as x is, got {_describe(t)}")
-    _check_data(name, t)
+        raise RuntimeError(f"{name}: expected {describe(x)} as x is, got {describe(t)}")
+    check_storage(name, t)
 
 
 def _check_mask(mask: Tensor | None, x: Tensor) -> None:
     if mask is None or mask.shape != (_words(x.numel()),) or mask.dtype != torch.int32 or mask.device != x.device:
         raise RuntimeError(
-            f"mask: expected int32 [{_words(x.numel())}], a bit for each element of {_describe(x)}, got "
-            f"{None if mask is None else _describe(mask)}"
+            f"mask: expected int32 [{_words(x.numel())}], a bit for each element of {describe(x)}, got "
+            f"{None if mask is None else describe(mask)}"
         )
-    _check_data("mask", mask)
+    check_storage("mask", mask)
 
 
 # ---- the CPU's implementations ---------------------------------------------------------------------------------------
 
 
 def _float(t: Tensor) -> Tensor:
-    return t if t.dtype == torch.float64 else t.float()
+    return t.to(sums_type(t.dtype))
 
 
 def _dims(x: Tensor) -> list[int]:
@@ -136,7 +124,7 @@ def _dims(x: Tensor) -> list[int]:
 
 def _over(vector: Tensor, x: Tensor) -> Tensor:
     """[channels] -> [channels, 1, ...], in the type that is computed in."""
-    return vector.to(_float(x[:0]).dtype).view(-1, *[1] * (x.dim() - 2))
+    return vector.to(sums_type(x.dtype)).view(-1, *[1] * (x.dim() - 2))
 
 
 def _statistics(
@@ -149,11 +137,11 @@ def _statistics(
         raise RuntimeError("momentum: expected a number, or num_batches_tracked for the mean over all batches")
     count = x.numel() // max(x.shape[1], 1)
     if x.numel() > 0 and count == 1:
-        raise RuntimeError(f"x: expected more than 1 value per channel when training, got {_describe(x)}")
+        raise RuntimeError(f"x: expected more than 1 value per channel when training, got {describe(x)}")
     if num_batches_tracked is not None:
         if num_batches_tracked.numel() != 1 or num_batches_tracked.dtype != torch.int64:
-            raise RuntimeError(f"num_batches_tracked: expected one int64, got {_describe(num_batches_tracked)}")
-        _check_data("num_batches_tracked", num_batches_tracked)
+            raise RuntimeError(f"num_batches_tracked: expected one int64, got {describe(num_batches_tracked)}")
+        check_storage("num_batches_tracked", num_batches_tracked)
         num_batches_tracked.add_(1)
     wide = _float(x)
     if x.numel() == 0:
@@ -183,7 +171,7 @@ def _apply(
     _check(x, activation, eps, weight=weight, bias=bias, mean=mean, var=var)
     _check_alike("addend", addend, x)
     x = dense(x)
-    z = torch.empty_like(x, dtype=_float(x[:0]).dtype)
+    z = torch.empty_like(x, dtype=sums_type(x.dtype))
     z.copy_(_sum(_normalised(x, mean, var, eps), x, addend, weight, bias))
     bits = _pack(~(_in_memory(z) <= 0)) if mask and activation == "relu" else x.new_empty(0, dtype=torch.int32)
     act = {"none": lambda t: t, "relu": torch.relu, "silu": functional.silu}[activation]
@@ -245,7 +233,7 @@ def _relu_backward(dy: Tensor, mask: Tensor) -> Tensor:
 
 def _fake_statistics(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     _check_rank(x)
-    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    dtype = sums_type(x.dtype)
     return x.new_empty(x.shape[1], dtype=dtype), x.new_empty(x.shape[1], dtype=dtype)
 
 
@@ -264,10 +252,6 @@ def _fake_backward(
     likes = dense(x), dense(x), mean if weight is None else weight, mean if bias is None else bias
     made = wanted[0], wanted[1], wanted[2] and weight is not None, wanted[2] and bias is not None
     return tuple(torch.empty_like(t) if one else t.new_empty(0) for t, one in zip(likes, made, strict=True))
-
-
-def _fake_relu(x: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(dense(x)), x.new_empty(_words(x.numel()), dtype=torch.int32)
 
 
 # ---- gradients -------------------------------------------------------------------------------------------------------
@@ -297,10 +281,6 @@ def _gradients(ctx: Any, dy: Tensor | None, _: Any) -> tuple[Tensor | None, ...]
     return (*(t if need else None for t, need in zip(made, needs[:4], strict=True)), *none)
 
 
-def _save_nothing(ctx: Any, inputs: Any, output: Any) -> None:
-    pass
-
-
 def _refuse_twice(ctx: Any, *_: Any) -> None:
     raise RuntimeError("trying to differentiate twice a function that was marked with @once_differentiable")
 
@@ -328,14 +308,14 @@ for _name, _on_cpu, _fake in (
     ("batch_norm_statistics", _statistics, _fake_statistics),
     ("batch_norm_apply", _apply, _fake_apply),
     ("batch_norm_backward", _backward, _fake_backward),
-    ("relu_with_mask", _relu, _fake_relu),
+    ("relu_with_mask", _relu, lambda x: _fake_apply(x, *(None,) * 6, "relu", False, True)),
     ("relu_backward_from_mask", _relu_backward, lambda dy, mask: torch.empty_like(dense(dy))),
 ):
     torch.library.register_kernel(f"ftbert::{_name}", "cpu", checked_op(_name, _on_cpu))
     torch.library.register_fake(f"ftbert::{_name}", checked_op(_name, _fake))
 for _name, _formula, _setup in (
     ("batch_norm_apply", _gradients, _save),
-    ("batch_norm_backward", _refuse_twice, _save_nothing),
+    ("batch_norm_backward", _refuse_twice, lambda ctx, inputs, output: None),
     ("relu_with_mask", _relu_gradient, _save_mask),
     ("relu_backward_from_mask", _relu_gradient_again, _save_mask_again),
 ):

@@ -92,12 +92,12 @@ def check(
         raise RuntimeError(f"kind: expected layer or rms, got {kind}")
     if not eps > 0:
         raise RuntimeError(f"eps: expected more than 0, got {eps:g}")
-    _check_storage(name, x)
+    check_storage(name, x)
     if x.dtype not in FLOATS:
-        raise RuntimeError(f"{name}: expected float32, float16, bfloat16 or float64, got {_describe(x)}")
+        raise RuntimeError(f"{name}: expected float32, float16, bfloat16 or float64, got {describe(x)}")
     shape = list(shape)
     if not shape or x.dim() < len(shape) or list(x.shape[x.dim() - len(shape) :]) != shape:
-        raise RuntimeError(f"{name}: expected a shape that ends in normalized_shape {shape}, got {_describe(x)}")
+        raise RuntimeError(f"{name}: expected a shape that ends in normalized_shape {shape}, got {describe(x)}")
     if not 0 < math.prod(shape) < 1 << 30:
         raise RuntimeError(f"normalized_shape: expected 1 to 2^30 - 1 elements, got {shape}")
     if bias is not None and kind == "rms":
@@ -105,33 +105,33 @@ def check(
     for which, vector in (("weight", weight), ("bias", bias)):
         if vector is None:
             continue
-        _check_storage(which, vector)
+        check_storage(which, vector)
         if vector.dtype not in FLOATS or vector.device != x.device:
             raise RuntimeError(
-                f"{which}: expected float32, float16, bfloat16 or float64 on {x.device}, got {_describe(vector)}"
+                f"{which}: expected float32, float16, bfloat16 or float64 on {x.device}, got {describe(vector)}"
             )
         if list(vector.shape) != shape:
-            raise RuntimeError(f"{which}: expected normalized_shape {shape}, got {_describe(vector)}")
+            raise RuntimeError(f"{which}: expected normalized_shape {shape}, got {describe(vector)}")
 
 
 def _check_like(name: str, t: Tensor, x: Tensor) -> None:
-    _check_storage(name, t)
+    check_storage(name, t)
     if t.dtype not in FLOATS or t.device != x.device or t.shape != x.shape:
-        raise RuntimeError(f"{name}: expected floats {list(x.shape)} on {x.device}, got {_describe(t)}")
+        raise RuntimeError(f"{name}: expected floats {list(x.shape)} on {x.device}, got {describe(t)}")
 
 
 def _check_rows(name: str, t: Tensor, rows: Tensor) -> None:
-    _check_storage(name, t)
+    check_storage(name, t)
     if t.dtype not in (torch.float32, torch.float64) or t.device != rows.device or t.shape != rows.shape[:1]:
-        raise RuntimeError(f"{name}: expected float32 [{rows.shape[0]}] on {rows.device}, got {_describe(t)}")
+        raise RuntimeError(f"{name}: expected float32 [{rows.shape[0]}] on {rows.device}, got {describe(t)}")
 
 
-def _check_storage(name: str, t: Tensor) -> None:
+def check_storage(name: str, t: Tensor) -> None:
     """It may have been resized since, and torch would read behind it."""
     reach = t.storage_offset() + 1 + sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
     if t.numel() and t.untyped_storage().nbytes() < reach * t.element_size():
         raise RuntimeError(f"{name}: expected a dense tensor, got one whose storage is too short for it")
 
 
-def _describe(t: Tensor) -> str:
+def describe(t: Tensor) -> str:
     return f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)} on {t.device}"

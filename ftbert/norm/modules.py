@@ -32,6 +32,8 @@ class FusedLayerNorm(nn.LayerNorm):
     """torch.nn.LayerNorm with the arguments of apex: `memory_efficient` True, False or "auto" (functional.py)."""
 
     keeps_input: bool = False  # x is saved, whatever memory_efficient says: the weights that were loaded are too near 0
+    mixed: bool = False  # the result has the weight's type
+    __constants__ = [*nn.LayerNorm.__constants__, "mixed"]
 
     def __init__(
         self, normalized_shape: int | list[int] | torch.Size, eps: float = 1e-5, elementwise_affine: bool = True,
@@ -41,14 +43,17 @@ class FusedLayerNorm(nn.LayerNorm):
         self.memory_efficient = memory_efficient
 
     def forward(self, input: Tensor) -> Tensor:
+        dtype = input.dtype
+        if self.mixed:
+            dtype = self.weight.dtype
+        shape, eps = self.normalized_shape, self.eps
         if torch.jit.is_scripting():  # type: ignore[attr-defined]
             return torch.ops.ftbert.norm_forward(
-                input, None, self.weight, self.bias, self.normalized_shape, self.eps, "layer", 0.0, input.dtype, False
+                input, None, self.weight, self.bias, shape, eps, "layer", 0.0, dtype, False
             )[0]
         else:  # noqa: RET505 - what is scripted has no other way
-            return functional.fused_layer_norm_affine(
-                input, self.weight, self.bias, self.normalized_shape, self.eps, saved_from(self)
-            )
+            saved = saved_from(self)
+            return functional.norm(input, None, self.weight, self.bias, shape, eps, "layer", saved, dtype=dtype)[0]
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, memory_efficient={self.memory_efficient!r}"
@@ -63,6 +68,8 @@ class FusedRMSNorm(nn.RMSNorm):
     begin with 0). eps None: that of x's type."""
 
     keeps_input: bool = False  # as FusedLayerNorm's
+    mixed: bool = False
+    __constants__ = [*nn.RMSNorm.__constants__, "mixed"]
 
     def __init__(
         self, normalized_shape: int | list[int] | torch.Size, eps: float | None = 1e-5,
@@ -78,15 +85,16 @@ class FusedRMSNorm(nn.RMSNorm):
             nn.init.constant_(self.weight, 1 - self.weight_offset)
 
     def forward(self, x: Tensor) -> Tensor:
+        dtype = x.dtype
+        if self.mixed:
+            dtype = self.weight.dtype
+        shape, offset = self.normalized_shape, self.weight_offset
         if torch.jit.is_scripting():  # type: ignore[attr-defined]
             eps = eps_for(self.eps, x.dtype)
-            return torch.ops.ftbert.norm_forward(
-                x, None, self.weight, None, self.normalized_shape, eps, "rms", self.weight_offset, x.dtype, False
-            )[0]
+            return torch.ops.ftbert.norm_forward(x, None, self.weight, None, shape, eps, "rms", offset, dtype, False)[0]
         else:  # noqa: RET505
-            return functional.fused_rms_norm_affine(
-                x, self.weight, self.normalized_shape, self.eps, saved_from(self), self.weight_offset
-            )
+            saved = saved_from(self)
+            return functional.norm(x, None, self.weight, None, shape, self.eps, "rms", saved, offset, dtype)[0]
 
     def extra_repr(self) -> str:
         offset = f", weight_offset={self.weight_offset}" if self.weight_offset else ""
@@ -100,32 +108,13 @@ class FusedRMSNorm(nn.RMSNorm):
 class MixedFusedLayerNorm(FusedLayerNorm):
     """FusedLayerNorm whose result has the weight's type, as in apex."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        if torch.jit.is_scripting():  # type: ignore[attr-defined]
-            return torch.ops.ftbert.norm_forward(
-                input, None, self.weight, self.bias, self.normalized_shape, self.eps, "layer", 0.0, self.weight.dtype,
-                False,
-            )[0]  # fmt: skip
-        else:  # noqa: RET505
-            return functional.mixed_dtype_fused_layer_norm_affine(
-                input, self.weight, self.bias, self.normalized_shape, self.eps, saved_from(self)
-            )
+    mixed = True
 
 
 class MixedFusedRMSNorm(FusedRMSNorm):
     """FusedRMSNorm whose result has the weight's type, as in apex."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        if torch.jit.is_scripting():  # type: ignore[attr-defined]
-            eps = eps_for(self.eps, x.dtype)
-            return torch.ops.ftbert.norm_forward(
-                x, None, self.weight, None, self.normalized_shape, eps, "rms", self.weight_offset, self.weight.dtype,
-                False,
-            )[0]  # fmt: skip
-        else:  # noqa: RET505
-            return functional.mixed_dtype_fused_rms_norm_affine(
-                x, self.weight, self.normalized_shape, self.eps, saved_from(self), self.weight_offset
-            )
+    mixed = True
 
 
 _warned: set[str] = set()

@@ -20,12 +20,9 @@ from ftbert.norm import composition
 load_library()
 
 
-def _forward_on_cpu(
-    x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, shape: Sequence[int], eps: float,
-    kind: str, offset: float, dtype: torch.dtype, memory_efficient: bool,
-) -> tuple[Tensor, ...]:  # fmt: skip
+def _forward_on_cpu(*arguments: Any) -> tuple[Tensor, ...]:
     with torch.autocast("cpu", enabled=False):
-        return composition.forward(x, residual, weight, bias, shape, eps, kind, offset, dtype)
+        return composition.forward(*arguments[:-1])  # without memory_efficient
 
 
 def _backward_on_cpu(*arguments: Any) -> tuple[Tensor, ...]:

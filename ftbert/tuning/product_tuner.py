@@ -27,18 +27,8 @@ _WITH_E4M3 = ("none", "gelu")  # activations that a product of E4M3 applies itse
 
 def in_e4m3(config: ModelConfig) -> ModelConfig:
     """The same with every matrix of the layers in E4M3 whose sizes allow it."""
-    return replace(config, layers=tuple(_in_e4m3(config.hidden, layer) for layer in config.layers))
-
-
-def _in_e4m3(hidden: int, layer: LayerConfig) -> LayerConfig:
-    def stored(rows: int, columns: int) -> str:
-        return "model" if fits_8_bits("e4m3", [rows, columns]) else "e4m3"
-
-    attention, ffn = layer.attention, layer.ffn
-    qkv, out = stored(attention.width + 2 * attention.kv_width, hidden), stored(hidden, attention.width)
-    up, down = stored(ffn.inter * (1 + ffn.gated), hidden), stored(hidden, ffn.inter)
-    attention = replace(attention, qkv_type=qkv, out_type=out)
-    return replace(layer, attention=attention, ffn=replace(ffn, up_type=up, down_type=down))
+    layers = (spec for spec in config.weight_specs() if spec.matrix and spec.name.startswith("layers."))
+    return config.stored_as([spec.name for spec in layers if not fits_8_bits("e4m3", spec.shape)], "e4m3")
 
 
 def products(config: ModelConfig, dtype: str) -> list[Product]:
@@ -102,8 +92,8 @@ def products_of_shape(hidden: int, inter: int, activation: str, dtype: str, e4m3
     attention, ffn, norm = {"heads": 1, "head_size": hidden}, {"inter": inter, "activation": activation}, {"eps": 1e-12}
     described = {"attention": attention, "attention_norm": norm, "ffn": ffn, "ffn_norm": norm}
     around = {"vocab": 1, "hidden": hidden, "embedding": hidden, "positions": {"kind": "none", "rows": 1}}
-    layer = ModelConfig.from_json({**around, "layers": [described]}).layers[0]
-    return _of_layer(hidden, _in_e4m3(hidden, layer) if e4m3 else layer, None, dtype, fused=True)
+    config = ModelConfig.from_json({**around, "layers": [described]})
+    return _of_layer(hidden, (in_e4m3(config) if e4m3 else config).layers[0], None, dtype, fused=True)
 
 
 def without_norm(product: Product) -> Product:
