@@ -107,7 +107,9 @@ def open_gguf(path: Path) -> tuple[dict[str, Any], GgufSource]:
         architecture = find_architecture(file.metadata.get("general.architecture"))
         dense = behind_pooling(said)
         names = names_of(architecture, file.tensors, dense)
-        _expect_layers(said, file)
+        layers = {match[1] for name in file.tensors if (match := re.match(r"blk\.(\d+)\.", name))}
+        if (count := said.count("block_count")) != len(layers):
+            raise ValueError(f"{said.arch}.block_count {count}, and tensors of {len(layers)} layers")
         _expect_vectors(said)
         config = architecture.config(said)
         expect_no_more(said)
@@ -134,9 +136,3 @@ def _expect_vectors(said: Metadata) -> None:
         )
     if kind not in (_NO_POOLING, *POOLINGS):
         raise ValueError(f"{said.arch}.pooling_type {kind} is not known; known: {', '.join(map(str, POOLINGS))}")
-
-
-def _expect_layers(said: Metadata, file: GgufFile) -> None:
-    layers = {match[1] for name in file.tensors if (match := re.match(r"blk\.(\d+)\.", name))}
-    if (count := said.count("block_count")) != len(layers):
-        raise ValueError(f"{said.arch}.block_count {count}, and tensors of {len(layers)} layers")

@@ -85,11 +85,6 @@ def check_dtype(device: torch.device, dtype: Dtype) -> None:
         raise ValueError("on the CPU ftbert computes in fp32, or bf16 for the products; fp16 needs a GPU")
     if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         raise ValueError("dtype: oneDNN computes no products in bf16 on this CPU; use fp32")
-    _warn_where_slow(dtype)
-
-
-def _warn_where_slow(dtype: Dtype) -> None:
-    """Once in a process; for `check_dtype`."""
     if _is_slow(dtype) and dtype not in _warned:
         _warned.add(dtype)
         word, faster = _COMPARED[dtype]

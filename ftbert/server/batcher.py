@@ -153,7 +153,8 @@ class Batcher:
             stop = self._fitting(span, batch)
             if stop == span.start:
                 break
-            self._pop(span)
+            heapq.heappop(self._heap)
+            self._count(span, -1)
             if stop < span.stop:
                 self._push(Span(job, stop, span.stop))
                 span = Span(job, span.start, stop)
@@ -228,10 +229,6 @@ class Batcher:
         self._pushed += 1
         heapq.heappush(self._heap, (span.key, self._pushed, span))
         self._count(span, 1)
-
-    def _pop(self, span: Span) -> None:
-        heapq.heappop(self._heap)
-        self._count(span, -1)
 
     def _count(self, span: Span, sign: int) -> None:
         self.queued_tokens += sign * span.tokens

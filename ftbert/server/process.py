@@ -27,7 +27,10 @@ class ServerFolder:
     def __init__(self) -> None:
         # The path of a socket may have 107 bytes.
         parent = tempfile.gettempdir() if len(tempfile.gettempdir()) < 70 else "/tmp"  # noqa: S108 - made by mkdtemp
-        _remove_abandoned(Path(parent))
+        with contextlib.suppress(OSError):
+            for path in Path(parent).glob(f"{_PREFIX}*"):
+                if _abandoned(path):
+                    remove(path)
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
         unlocked = self.path / "unlocked"
         self._lock = os.open(unlocked, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
@@ -48,16 +51,8 @@ def remove(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def _remove_abandoned(parent: Path) -> None:
-    """Folders of this user's servers that were killed with all their processes."""
-    with contextlib.suppress(OSError):
-        for path in parent.glob(f"{_PREFIX}*"):
-            if _abandoned(path):
-                remove(path)
-
-
 def _abandoned(path: Path) -> bool:
-    """Made by this user's server, whose lock nobody holds."""
+    """Made by this user's server that was killed with all its processes: nobody holds its lock."""
     try:
         found = path.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():

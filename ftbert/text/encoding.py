@@ -31,8 +31,12 @@ def embedding(model: PackedModel, how: TextOptions, tokens: bool = False) -> Wor
         _warn_of_scores(model)
     tokenizer, config = tokenizer_of(model), model.config
     merge = Average(how.whole_width, how) if how.long_texts == "mean" else None
+
+    def states(model: PackedModel, batch: Batch, upload: Upload) -> torch.Tensor:
+        return token_states(model, model.forward_packed(upload(batch.ids), upload(batch.cu_seqlens), batch.longest))
+
     return Work(
-        compute=_token_vectors if tokens else partial(pooled_vectors, how=merge.pooling() if merge else how),
+        compute=states if tokens else partial(pooled_vectors, how=merge.pooling() if merge else how),
         tokenise=lambda texts: long_texts.tokenise(tokenizer, texts, how).check(config.vocab, config.token_types),
         merge=merge,
         width=tokenizer.settings.state_width(model.config.hidden) if tokens else how.width,
@@ -102,10 +106,6 @@ def pooled_vectors(model: PackedModel, batch: Batch, upload: Upload, how: TextOp
     # As sentence-transformers does: the folder's Normalize sees the whole vector, the caller's the truncated one.
     part = whole[:, : how.truncate_dim]
     return torch.nn.functional.normalize(part) if how.normalize else part.contiguous()
-
-
-def _token_vectors(model: PackedModel, batch: Batch, upload: Upload) -> torch.Tensor:
-    return token_states(model, model.forward_packed(upload(batch.ids), upload(batch.cu_seqlens), batch.longest))
 
 
 def _warn_of_scores(model: PackedModel) -> None:

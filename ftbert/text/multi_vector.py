@@ -16,7 +16,7 @@ from ftbert.text import long_texts
 from ftbert.text.batching import Batch
 from ftbert.text.computing import Work
 from ftbert.text.encoding import text_options, tokenizer_of
-from ftbert.text.pooling import Upload, dense_of, token_states
+from ftbert.text.pooling import dense_of, token_states
 from ftbert.text.token_arrays import tokens_kept
 from ftbert.text.tokenizer import Tokenizer
 from ftbert.text.tokens import Text, Tokens, tokens_of
@@ -45,18 +45,15 @@ def multi_vector_embedding(model: PackedModel, *, task: str | None = None, **giv
 
     dense = dense_of(model, "multi")
     return Work(
-        compute=partial(_vectors, settings=settings),
+        compute=lambda model, batch, upload: token_vectors(
+            model, model.forward_packed(upload(batch.ids), upload(batch.cu_seqlens), batch.longest), settings
+        ),
         tokenise=tokenise,
         parts=partial(_kept, settings=settings, skipped=skipped_ids(tokenizer, settings, task)),
         width=len(dense[-1].weight) if dense else config.hidden,
         max_tokens=how.max_tokens,
         batch_size=how.batch_size,
     )
-
-
-def _vectors(model: PackedModel, batch: Batch, upload: Upload, settings: MultiSettings) -> torch.Tensor:
-    hidden = model.forward_packed(upload(batch.ids), upload(batch.cu_seqlens), batch.longest)
-    return token_vectors(model, hidden, settings)
 
 
 def token_vectors(model: PackedModel, hidden: torch.Tensor, settings: MultiSettings) -> torch.Tensor:

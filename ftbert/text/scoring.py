@@ -201,11 +201,10 @@ def token_classify(
     aggregation_strategy: str = "none",
     ignore_labels: Sequence[str] = IGNORED,
     max_length: int | None = None,
-    max_tokens: int = 16384,
-    batch_size: int | None = None,
     show_progress_bar: bool | None = None,
+    **sizes: Any,
 ) -> Any:
-    """See `ftbert.Model.token_classify`."""
+    """See `ftbert.Model.token_classify`. sizes: of a batch, for `scoring`."""
     one_of(STRATEGIES, "aggregation_strategy", aggregation_strategy)
     if isinstance(ignore_labels, str):
         raise TypeError(f"ignore_labels must be a list of labels; got the str {ignore_labels!r}")
@@ -217,9 +216,8 @@ def token_classify(
     tokenizer, config = tokenizer_of(model, scores=True), model.config
     reader = TokenLabels(tokenizer.backend, tokenizer.unknown_id, list(labels_of(model).values()))
     work = scoring(
-        model, activation_fn=torch.nn.Identity(), prompt="", max_length=max_length, max_tokens=max_tokens,
-        batch_size=batch_size, pairs=False,
-    )  # fmt: skip
+        model, activation_fn=torch.nn.Identity(), prompt="", max_length=max_length, pairs=False, **sizes
+    )
 
     def ids_of(encodings: Sequence[Any]) -> Tokens:
         return tokens_of([one.ids for one in encodings]).check(config.vocab, config.token_types)

@@ -3,8 +3,7 @@ a linear layer over tokens (BGE-M3)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,19 +30,21 @@ def sparse_embedding(model: PackedModel, *, max_active_dims: int | None = None, 
     how = text_options(model, vectors="sparse", **given)
     tokenizer, config = tokenizer_of(model), model.config
     most = None if max_active_dims is None else positive("max_active_dims", max_active_dims)
-    compute: Callable[[Any, Batch, Upload], torch.Tensor] = _token_weights
-    parts: Callable[[Batch, NDArray[np.float32]], Iterator[SparseVector]]
     settings = tokenizer.settings.sparse
     assert settings is not None
-    if settings.linear is None:
-        compute, parts = partial(_splade, settings=settings, most=most), lambda _, found: entries_of(found)
-    else:
-        left_out = unweighted(tokenizer.loaded)
+    left_out = unweighted(tokenizer.loaded)
 
-        def parts(batch: Batch, found: NDArray[np.float32]) -> Iterator[SparseVector]:
-            ends = batch.cu_seqlens.tolist()
-            for start, end in zip(ends, ends[1:], strict=False):
-                yield lexical(batch.ids[start:end], found[start:end, 0], left_out, most)
+    def compute(model: PackedModel, batch: Batch, upload: Upload) -> torch.Tensor:
+        ids = upload(batch.ids)
+        if settings.linear is None:
+            return splade_rows(model, ids, batch.cu_seqlens, batch.longest, upload, settings, most)
+        return token_weights(model, model.forward_packed(ids, upload(batch.cu_seqlens), batch.longest))
+
+    def parts(batch: Batch, found: NDArray[np.float32]) -> Iterator[SparseVector]:
+        if settings.linear is None:
+            return entries_of(found)
+        ends = zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True)
+        return (lexical(batch.ids[start:end], found[start:end, 0], left_out, most) for start, end in ends)
 
     return Work(
         compute=compute,
@@ -99,17 +100,6 @@ def as_tensor(vectors: Sequence[SparseVector], vocab: int) -> torch.Tensor:
     return torch.sparse_coo_tensor(
         where, torch.from_numpy(values), shape, is_coalesced=True, check_invariants=False
     )
-
-
-def _splade(
-    model: PackedModel, batch: Batch, upload: Upload, settings: SparseSettings, most: int | None
-) -> torch.Tensor:
-    return splade_rows(model, upload(batch.ids), batch.cu_seqlens, batch.longest, upload, settings, most)
-
-
-def _token_weights(model: PackedModel, batch: Batch, upload: Upload) -> torch.Tensor:
-    hidden = model.forward_packed(upload(batch.ids), upload(batch.cu_seqlens), batch.longest)
-    return token_weights(model, hidden)
 
 
 def token_weights(model: PackedModel, hidden: torch.Tensor) -> torch.Tensor:

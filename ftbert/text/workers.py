@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import queue
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import torch
 
@@ -23,7 +24,7 @@ _AHEAD_OF_REPLICA = {"cuda": 2, "cpu": 0}  # fewer, since what waits for one rep
 _THREADS = "ftbert-replica"  # what their names begin with
 
 
-class Workers(Protocol[Job, Result]):
+class Workers(ABC, Generic[Job, Result]):
     """Entered once; leaving it gives up what is not done and waits for what is being computed.
 
     Jobs are done in any order. An exception of one is raised by `put` or `rest`. most: jobs under way at most.
@@ -31,20 +32,22 @@ class Workers(Protocol[Job, Result]):
 
     most: int
 
-    def __enter__(self) -> Workers[Job, Result]: ...
+    def __enter__(self) -> Workers[Job, Result]:
+        return self
 
+    @abstractmethod
     def __exit__(self, *_: Any) -> None: ...
 
+    @abstractmethod
     def put(self, job: Job) -> list[tuple[Job, Result]]:
         """Takes one more; waits where too many are under way. Returns those done by now."""
-        ...
 
+    @abstractmethod
     def rest(self) -> list[tuple[Job, Result]]:
         """Waits for at least one that is under way; empty once there is none."""
-        ...
 
 
-class CallersThread(Generic[Job, Result]):
+class CallersThread(Workers[Job, Result]):
     """A `Workers` of one model, without a thread: jobs are done in their order."""
 
     def __init__(self, model: PackedModel, launch: Launch[Job, Result]) -> None:
@@ -52,9 +55,6 @@ class CallersThread(Generic[Job, Result]):
         self._ahead = _AHEAD[model.device.type]
         self._under_way: deque[tuple[Job, Callable[[], Result]]] = deque()
         self.most = self._ahead + 1
-
-    def __enter__(self) -> CallersThread[Job, Result]:
-        return self
 
     def __exit__(self, *_: Any) -> None:
         self._under_way.clear()
@@ -71,7 +71,7 @@ class CallersThread(Generic[Job, Result]):
         return job, fetch()
 
 
-class ReplicaThreads(Generic[Job, Result]):
+class ReplicaThreads(Workers[Job, Result]):
     """A `Workers` of several replicas, each with a thread that takes the next job whenever it has room for it.
 
     Threads start as there is work for them: one job alone is the first replica's. After an exception, which names the
@@ -87,9 +87,6 @@ class ReplicaThreads(Generic[Job, Result]):
         self._under_way, self._stopped = 0, threading.Event()
         self._threads: list[threading.Thread] = []
         self._cores = torch.get_num_threads()
-
-    def __enter__(self) -> ReplicaThreads[Job, Result]:
-        return self
 
     def __exit__(self, *_: Any) -> None:
         self._stopped.set()
