@@ -44,9 +44,7 @@ class GgufFile:
     """A file that is open for as long as this lives. metadata: by key; numbers, texts, bools, and lists of them, which
     of numbers are numpy's. tensors: by name, in the file's order."""
 
-    def __init__(
-        self, path: Path, file: BinaryIO, metadata: dict[str, Any], tensors: dict[str, GgufTensor]
-    ) -> None:
+    def __init__(self, path: Path, file: BinaryIO, metadata: dict[str, Any], tensors: dict[str, GgufTensor]) -> None:
         self.path, self.metadata, self.tensors = path, metadata, tensors
         self._file = file
 
@@ -171,9 +169,7 @@ def _read(cursor: _Cursor) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
     if type(alignment) is not int or not 0 < alignment <= _MOST_ALIGNMENT or alignment & (alignment - 1):
         raise ValueError(f"general.alignment {shown(alignment)}: expected a power of two")
     first = -(-cursor.at // alignment) * alignment
-    placed = {
-        name: GgufTensor(one.type, one.shape, first + one.start, one.size) for name, one in tensors.items()
-    }
+    placed = {name: GgufTensor(one.type, one.shape, first + one.start, one.size) for name, one in tensors.items()}
     _check_places(placed, alignment, first, cursor.size)
     return metadata, placed
 

@@ -43,9 +43,7 @@ def _remove(folder: Path, maker: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def write_text_folder(
-    file: GgufFile, said: Metadata, config: dict[str, Any], dense: Sequence[str] = ()
-) -> TextFolder:
+def write_text_folder(file: GgufFile, said: Metadata, config: dict[str, Any], dense: Sequence[str] = ()) -> TextFolder:
     """dense: tensors of linear layers behind the pooling, in their order; they have no bias. Warns where the file's
     tokenizer is not known: such a model takes ids alone."""
     folder = TextFolder(file.path.name)

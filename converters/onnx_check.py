@@ -293,9 +293,7 @@ def _expect_near(
             )
 
 
-def _vectors(
-    batches: list[_Batch], hidden: list[np.ndarray], pooled: list[np.ndarray]
-) -> Iterator[list[np.ndarray]]:
+def _vectors(batches: list[_Batch], hidden: list[np.ndarray], pooled: list[np.ndarray]) -> Iterator[list[np.ndarray]]:
     """What a graph may make of the last hidden state [batch, seq, hidden], one vector for each row."""
     yield pooled
     for pool in (

@@ -75,8 +75,7 @@ class Rows:
 
 
 def int8_rows(one: Dequantised, transposed: bool) -> Rows:
-    """Of a matrix as of `has_row_scales`. Where integers less their zero points do not fit int8, all are rounded again.
-    """
+    """Of a matrix as of `has_row_scales`. Integers less their zero points that do not fit int8 are rounded again."""
     differences = one.integers.read().astype(np.int16) - one.zero.astype(np.int16)
     differences = np.ascontiguousarray(differences.T if transposed else differences)
     scale = np.broadcast_to(one.scale.reshape(-1), len(differences)).copy()

@@ -53,9 +53,7 @@ def source_modules(config: CheckpointConfig) -> dict[str, tuple[str, ...]]:
     where theirs are stacked to make ours. They read the same rows."""
     family = find_family(config.huggingface)
     matrices = [spec.name for spec in config.encoder.weight_specs() if spec.matrix and spec.name.startswith("layers.")]
-    return {
-        ours: tuple(name.removesuffix(".weight") for name in family.source_names(ours)) for ours in matrices
-    }
+    return {ours: tuple(name.removesuffix(".weight") for name in family.source_names(ours)) for ours in matrices}
 
 
 def source_tensors(config: CheckpointConfig, ours: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:

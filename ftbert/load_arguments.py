@@ -54,9 +54,7 @@ _MODEL_ANSWERS = {
 }
 
 
-def asked_dtype(
-    dtype: str | torch.dtype | None, model_kwargs: Mapping[str, Any] | None
-) -> str | torch.dtype | None:
+def asked_dtype(dtype: str | torch.dtype | None, model_kwargs: Mapping[str, Any] | None) -> str | torch.dtype | None:
     """`dtype`, or the one that model_kwargs names. ValueError for an attention or a dtype that is none, TypeError for
     two dtypes and for what else has no meaning here."""
     found = dtype

@@ -9,9 +9,7 @@ from ftbert.devices import check_dtype, q8_0_is_fast, stored_dtype, stream_dtype
 from ftbert.dtypes import EIGHT_BITS, FP8, INT8, MATRIX_DTYPES, Q8_0, Dtype, users_word
 
 
-def types_of(
-    checkpoint: Checkpoint, place: torch.device, asked: Dtype | None
-) -> tuple[torch.dtype, Dtype | None]:
+def types_of(checkpoint: Checkpoint, place: torch.device, asked: Dtype | None) -> tuple[torch.dtype, Dtype | None]:
     """The type of all that the checkpoint does not store in 8 bits, and which such type its matrices become first.
     asked: None for "auto". ValueError where `place` cannot serve it, or the checkpoint holds something else."""
     encoder, becomes = checkpoint.config.encoder, None

@@ -304,9 +304,7 @@ class Model(Replicated, TextModel, LanguageModel):
         of NaN.
         """
         note_fork()
-        return self.module.forward_packed(
-            input_ids, cu_seqlens, max_seqlen, token_type_ids, want, rows, shared_prefix
-        )
+        return self.module.forward_packed(input_ids, cu_seqlens, max_seqlen, token_type_ids, want, rows, shared_prefix)
 
     @where_the_ids_are
     def logits_packed(

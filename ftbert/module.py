@@ -69,9 +69,7 @@ class EncoderModule(torch.nn.Module):
     ) -> Tensor:
         """int [tokens], int32 [batch+1] -> [tokens, hidden], or what `want` names; no host synchronisation. rows,
         shared_prefix: of forward_batch."""
-        made = self.forward_batch(
-            input_ids, None, token_type_ids, cu_seqlens, max_seqlen, [want], rows, shared_prefix
-        )
+        made = self.forward_batch(input_ids, None, token_type_ids, cu_seqlens, max_seqlen, [want], rows, shared_prefix)
         return made[0]
 
     @torch.jit.export

@@ -37,9 +37,7 @@ class Progress:
         if sys.stderr.isatty() if show is None else show:
             from tqdm import tqdm
 
-            layout = None if total is None else (
-                "{desc}: {percentage:3.0f}%|{bar}| [{elapsed}<{remaining}{postfix}]"
-            )
+            layout = None if total is None else ("{desc}: {percentage:3.0f}%|{bar}| [{elapsed}<{remaining}{postfix}]")
             self._bar = tqdm(total=total, unit=unit, desc=label, bar_format=layout, unit_scale=True, initial=begin)
         elif lines and show is None:
             self._next_line = self._began + _SECONDS

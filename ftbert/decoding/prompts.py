@@ -53,9 +53,7 @@ def dropped(tokenizer: Any) -> Mapping[int, str]:
     def read() -> dict[int, str]:
         named = {place: token.content for place, token in tokenizer.added_tokens_decoder.items() if token.special}
         named |= {place: tokenizer.convert_ids_to_tokens(place) for place in tokenizer.all_special_ids}
-        return {
-            place: text for place, text in named.items() if not tokenizer.decode([place], skip_special_tokens=True)
-        }
+        return {place: text for place, text in named.items() if not tokenizer.decode([place], skip_special_tokens=True)}
 
     return kept(tokenizer, "dropped tokens", read)
 

@@ -50,9 +50,7 @@ class Sampling:
             made.manual_seed(self.seed + place)
         return made
 
-    def choose(
-        self, logits: Tensor, generators: Sequence[torch.Generator], dtype: torch.dtype | None = None
-    ) -> Chosen:
+    def choose(self, logits: Tensor, generators: Sequence[torch.Generator], dtype: torch.dtype | None = None) -> Chosen:
         """logits [texts, vocab], contiguous -> an id of each, found where they lie. generators: one a text, none where
         greedy. dtype: in which the model computed them; None: theirs. Who reads the ids gets the error where logits are
         not finite."""

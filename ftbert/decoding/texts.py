@@ -105,9 +105,7 @@ class Started:
         if prompts and not rules.change_nothing:
             ruled = Ruled(rules, slots, positions, vocab, model.device)
         decoder = decoder_of(model, max(slots, 1), positions)
-        self._generation = Generation(
-            decoder, slots, prompts, self._most, options.sampling, model.device, ruled=ruled
-        )
+        self._generation = Generation(decoder, slots, prompts, self._most, options.sampling, model.device, ruled=ruled)
 
     def tokens(self) -> Iterator[tuple[int, int]]:
         """(place, token) as they come, without those that end a text. Who has enough of one calls `end`."""

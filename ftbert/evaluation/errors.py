@@ -82,9 +82,7 @@ class HeadAgreement:
         )
 
 
-def layer_errors(
-    model: Model, reference: Any, batches: Sequence[tuple[Tensor, Tensor]]
-) -> tuple[LayerError, ...]:
+def layer_errors(model: Model, reference: Any, batches: Sequence[tuple[Tensor, Tensor]]) -> tuple[LayerError, ...]:
     """Of the residual stream behind each layer. reference: transformers' encoder. batches: ids and masks."""
     found: list[Difference] = []
     for ids, mask in batches:

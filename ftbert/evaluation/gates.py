@@ -32,7 +32,6 @@ class Gate:
     agreement: float = 1.0
 
 
-
 def _by_text(limits: Limits, unusual: tuple[float, float], bench_error: float) -> Gate:
     """Of a type of 8 bits."""
     return Gate(

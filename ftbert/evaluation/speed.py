@@ -71,9 +71,7 @@ class BenchResult:
         return asdict(self)
 
     def __str__(self) -> str:
-        lines = [
-            f"{self.device} {self.dtype}, {self.threads} threads, torch {self.torch}, median of {self.rounds}"
-        ]
+        lines = [f"{self.device} {self.dtype}, {self.threads} threads, torch {self.torch}, median of {self.rounds}"]
         for b in self.batches:
             lines.append(f"\n{b.name}: {b.batch} x {b.longest}, {b.tokens} valid tokens, fill {b.fill:.2f}")
             lines.append(f"  {'':<32}{'ms':>10}{'tokens/s':>12}{'speed-up':>10}{'max diff':>11}")
@@ -176,9 +174,7 @@ def _measure(
         longest=ids.shape[1],
         tokens=tokens,
         fill=tokens / valid.numel(),
-        timings=tuple(
-            Timing(one, 1e3 * t, tokens / t, base / t, differences[one]) for one, t in times.items()
-        ),
+        timings=tuple(Timing(one, 1e3 * t, tokens / t, base / t, differences[one]) for one, t in times.items()),
     )
 
 

@@ -213,9 +213,7 @@ def _rows_of(sources: Sequence[Path], end: Position) -> list[dict[str, Any]]:
     ]
 
 
-def _windows(
-    reader: Reader, start: Position, progress: Progress, before: int
-) -> Iterator[tuple[Chunk, list[str]]]:
+def _windows(reader: Reader, start: Position, progress: Progress, before: int) -> Iterator[tuple[Chunk, list[str]]]:
     for chunk in reader.chunks(start):
         progress.expect(len(chunk.texts), chunk.consumed - before)
         before = chunk.consumed

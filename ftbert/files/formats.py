@@ -66,7 +66,5 @@ def kept_for(target: Path) -> str:
 def _kind(path: Path, kinds: Iterable[str], verb: str) -> str:
     kind = "".join(path.suffixes[-2:] if path.suffix.lower() == ".gz" else path.suffixes[-1:]).lower()
     if kind not in kinds:
-        raise ValueError(
-            f"{path}: cannot {verb} {kind or 'a file without an ending'}; expected {', '.join(kinds)}"
-        )
+        raise ValueError(f"{path}: cannot {verb} {kind or 'a file without an ending'}; expected {', '.join(kinds)}")
     return kind

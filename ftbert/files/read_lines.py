@@ -246,9 +246,7 @@ class JsonlReader(_LineReader):
             raise self._bad(lines.line, f"expected a JSON object; got {type(fields).__name__}")
         column = self.options.column
         if column not in fields:
-            raise self._bad(
-                lines.line, f"no field {column!r}; found {', '.join(map(repr, fields)) or 'none'}"
-            )
+            raise self._bad(lines.line, f"no field {column!r}; found {', '.join(map(repr, fields)) or 'none'}")
         return self._text(fields[column], lines.line), fields
 
 

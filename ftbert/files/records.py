@@ -59,9 +59,7 @@ class BadRecord(ValueError):
     """A record that cannot be read; the message names file, line and reason."""
 
     def __init__(self, path: Path, line: int, reason: str, unit: str = "line") -> None:
-        super().__init__(
-            f"{path}: {unit} {line}: {reason}. Mend it, or pass --skip-bad to leave such records out"
-        )
+        super().__init__(f"{path}: {unit} {line}: {reason}. Mend it, or pass --skip-bad to leave such records out")
         self.skipped = Skipped(str(path), line, reason)
 
 
@@ -118,6 +116,4 @@ class ReadOptions:
 
 def missing_column(path: Path, column: str, found: list[str]) -> ValueError:
     """The error for a column that is not there."""
-    return ValueError(
-        f"{path}: no column {column!r}; found {', '.join(map(repr, found))}. Name one with --column"
-    )
+    return ValueError(f"{path}: no column {column!r}; found {', '.join(map(repr, found))}. Name one with --column")

@@ -130,9 +130,7 @@ def fused_batch_norm(
     nothing, as it does with torch's batch_norm. ValueError as torch's for one value a channel in training; RuntimeError
     for other shapes, dtypes and devices than these, and where gradients are differentiated again.
     """
-    return _batch_norm(
-        x, running_mean, running_var, None, weight, bias, addend, training, momentum, eps, activation
-    )
+    return _batch_norm(x, running_mean, running_var, None, weight, bias, addend, training, momentum, eps, activation)
 
 
 class _FusedBatchNorm(_NormBase):

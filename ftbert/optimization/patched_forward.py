@@ -236,9 +236,7 @@ def _build(module: Any, settings: Settings, tokenizer: Any) -> _Built:
             both = in_both_types(module, dtype)
             if both[0] is None:
                 raise
-            exact, rounded = (
-                forward(of, ids, attention_mask=mask, return_dict=True).last_hidden_state for of in both
-            )
+            exact, rounded = (forward(of, ids, attention_mask=mask, return_dict=True).last_hidden_state for of in both)
             check_equal(ours, exact, name, allowed, rounded=rounded)
             warn_of_rounding(name, dtype)
     return _Built(encoder, config, watch, device, own, type(theirs), gaps)

@@ -31,9 +31,7 @@ FORMAT = 2  # counts up where `quantize` makes other numbers of the same model a
 
 
 @contextmanager
-def in_8_bits(
-    checkpoint: Checkpoint, dtype: Dtype, device: torch.device, verify: bool = True
-) -> Iterator[Checkpoint]:
+def in_8_bits(checkpoint: Checkpoint, dtype: Dtype, device: torch.device, verify: bool = True) -> Iterator[Checkpoint]:
     """`checkpoint` as `quantize` writes it in `dtype` with the package's texts, on `device`; to be read inside the
     context.
 

@@ -88,6 +88,4 @@ class E4m3Matrix(QuantizedMatrix):
         return {"scale": torch.tensor([self.input_scale])}
 
 
-E4M3 = StoredType(
-    "e4m3", E4m3Matrix.of, None, needs_gram=True, limits=Limits(0.997, 0.99), instead="fp16 or bf16"
-)
+E4M3 = StoredType("e4m3", E4m3Matrix.of, None, needs_gram=True, limits=Limits(0.997, 0.99), instead="fp16 or bf16")

@@ -145,9 +145,7 @@ def quantize(
     return result
 
 
-def _choose(
-    checkpoint: Checkpoint, kind: StoredType, keep: Sequence[str]
-) -> tuple[dict[str, str], dict[str, str]]:
+def _choose(checkpoint: Checkpoint, kind: StoredType, keep: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
     """By matrix the module of transformers that shows what it multiplies; of the others why they are none of them."""
     encoder = checkpoint.config.encoder
     if encoder.has_8_bits:
@@ -232,9 +230,7 @@ def _finite(checkpoint: Checkpoint, name: str) -> Tensor:
     return tensor
 
 
-def _gate(
-    simulation: Simulation, kind: StoredType, any_loss: bool, where: str
-) -> tuple[dict[str, str], Measured]:
+def _gate(simulation: Simulation, kind: StoredType, any_loss: bool, where: str) -> tuple[dict[str, str], Measured]:
     """The matrices that stay, with the reason, and what is measured with them."""
     if any_loss:
         return {}, simulation.measure()

@@ -119,9 +119,7 @@ def compute_windows(
         return launch(model, job[0], work.compute)
 
     with contextlib.ExitStack() as stack:
-        arriving = stack.enter_context(
-            contextlib.closing(in_background(source, _BATCHES_AHEAD) if threads else source)
-        )
+        arriving = stack.enter_context(contextlib.closing(in_background(source, _BATCHES_AHEAD) if threads else source))
         workers: Workers[_Job[T], NDArray[np.float32]] = stack.enter_context(model.workers(start))
         for piece in arriving:
             if isinstance(piece, Window):

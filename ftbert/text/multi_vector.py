@@ -82,9 +82,7 @@ def skipped_ids(tokenizer: Tokenizer, settings: MultiSettings, task: str | None)
     return np.array(found, dtype=np.int64)
 
 
-def _expanded(
-    tokenizer: Tokenizer, texts: Sequence[Text], prompt: str, length: int, expansion: Expansion
-) -> Tokens:
+def _expanded(tokenizer: Tokenizer, texts: Sequence[Text], prompt: str, length: int, expansion: Expansion) -> Tokens:
     loaded = tokenizer.loaded
     token = loaded.mask_token_id if loaded.mask_token_id is not None else loaded.eos_token_id
     if expansion.token is not None:

@@ -64,9 +64,7 @@ class LimitedPairs:
         return tokens_of(rows, types if self._has_types else None)
 
 
-def first_ids(
-    fast: Any, cutter: Cutter | None, texts: Iterable[str], most: int, side: str
-) -> dict[str, list[int]]:
+def first_ids(fast: Any, cutter: Cutter | None, texts: Iterable[str], most: int, side: str) -> dict[str, list[int]]:
     """The first `most` tokens of each text, for side "left" the last, without special ones. fast: a
     `tokenizers.Tokenizer` that does not truncate."""
     found: dict[str, list[int]] = {}
@@ -74,9 +72,7 @@ def first_ids(
     while left:
         parts = left if cutter is None else [cutter.part(text, size, side) for text in left]
         rows = [
-            encoding.ids
-            for part in calls(parts)
-            for encoding in fast.encode_batch_fast(part, add_special_tokens=False)
+            encoding.ids for part in calls(parts) for encoding in fast.encode_batch_fast(part, add_special_tokens=False)
         ]
         for text, part, ids in zip(left, parts, rows, strict=True):
             if len(ids) >= most or len(part) == len(text):

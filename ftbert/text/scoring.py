@@ -125,9 +125,7 @@ def _first_logits(model: PackedModel, batch: Batch, upload: Upload) -> torch.Ten
 def _pooled_logits(model: PackedModel, batch: Batch, upload: Upload, pooling: str) -> torch.Tensor:
     """[texts, labels]: what the folder's Dense modules make of pooled vectors."""
     ids, _, longest, types = _packed(batch, upload)
-    return text_vectors(
-        model, ids, batch.cu_seqlens, longest, upload, pooling=pooling, types=types, layers="scores"
-    )
+    return text_vectors(model, ids, batch.cu_seqlens, longest, upload, pooling=pooling, types=types, layers="scores")
 
 
 def _next_logits(model: PackedModel, batch: Batch, upload: Upload, ids: Sequence[int]) -> torch.Tensor:
@@ -215,9 +213,7 @@ def token_classify(
     check_texts(listed)
     tokenizer, config = tokenizer_of(model, scores=True), model.config
     reader = TokenLabels(tokenizer.backend, tokenizer.unknown_id, list(labels_of(model).values()))
-    work = scoring(
-        model, activation_fn=torch.nn.Identity(), prompt="", max_length=max_length, pairs=False, **sizes
-    )
+    work = scoring(model, activation_fn=torch.nn.Identity(), prompt="", max_length=max_length, pairs=False, **sizes)
 
     def ids_of(encodings: Sequence[Any]) -> Tokens:
         return tokens_of([one.ids for one in encodings]).check(config.vocab, config.token_types)

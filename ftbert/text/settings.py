@@ -346,9 +346,7 @@ def check_prompts(name: str, given: Any) -> dict[str, str]:
     return {key: text or "" for key, text in given.items()}
 
 
-def read_prompts(
-    path: Path, config: Mapping[str, Any], usual: Mapping[str, str]
-) -> tuple[dict[str, str], str | None]:
+def read_prompts(path: Path, config: Mapping[str, Any], usual: Mapping[str, str]) -> tuple[dict[str, str], str | None]:
     """Prompts by name, `usual` where the file has no other, and the name of the one put before every text."""
     prompts = {**usual, **check_prompts(f"{path}: prompts", config.get("prompts") or {})}
     name = config.get("default_prompt_name")

@@ -97,9 +97,7 @@ def as_tensor(vectors: Sequence[SparseVector], vocab: int) -> torch.Tensor:
     empty = [SparseVector(np.empty(0, np.int64), np.empty(0, np.float32))]
     columns, values = (np.concatenate(list(one)) for one in zip(*(vectors or empty), strict=True))
     where, shape = torch.from_numpy(np.stack([rows, columns])), (len(vectors), vocab)
-    return torch.sparse_coo_tensor(
-        where, torch.from_numpy(values), shape, is_coalesced=True, check_invariants=False
-    )
+    return torch.sparse_coo_tensor(where, torch.from_numpy(values), shape, is_coalesced=True, check_invariants=False)
 
 
 def token_weights(model: PackedModel, hidden: torch.Tensor) -> torch.Tensor:
@@ -108,9 +106,7 @@ def token_weights(model: PackedModel, hidden: torch.Tensor) -> torch.Tensor:
     return linear(hidden.float())
 
 
-def _pooled(
-    logits: torch.Tensor, counts: NDArray[np.int64], settings: SparseSettings, upload: Upload
-) -> torch.Tensor:
+def _pooled(logits: torch.Tensor, counts: NDArray[np.int64], settings: SparseSettings, upload: Upload) -> torch.Tensor:
     """[tokens, vocab] of texts with so many tokens -> float32 [texts, vocab]: the sum of weights, or the largest logit,
     which is the one with the largest weight. 0 of a text without tokens."""
     offsets = upload(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32))

@@ -98,9 +98,7 @@ class TextModel(SentenceNames):
             normalize = True if normalize_embeddings else None
         tokens = output_value == "token_embeddings"
         if not tokens and output_value != "sentence_embedding":
-            raise ValueError(
-                f"output_value must be 'sentence_embedding' or 'token_embeddings'; got {output_value!r}"
-            )
+            raise ValueError(f"output_value must be 'sentence_embedding' or 'token_embeddings'; got {output_value!r}")
         one_of(PRECISIONS, "precision", precision)
         if tokens and long_texts != "truncate":
             raise ValueError("long_texts='mean' averages pooled vectors; output_value='token_embeddings' has none")

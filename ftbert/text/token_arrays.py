@@ -45,9 +45,7 @@ def lexical(
     return SparseVector(indices.astype(np.int64), values)
 
 
-def tokens_kept(
-    ids: NDArray[Any], offsets: NDArray[Any], skipped: NDArray[np.int64], first: bool
-) -> NDArray[np.bool_]:
+def tokens_kept(ids: NDArray[Any], offsets: NDArray[Any], skipped: NDArray[np.int64], first: bool) -> NDArray[np.bool_]:
     """bool [tokens]: which have a vector. ids: [tokens]; offsets: [texts + 1]; skipped: ids that have none; first:
     whether each text's first token may have one."""
     kept: NDArray[np.bool_] = ~np.isin(ids, skipped)

@@ -46,9 +46,7 @@ def products(config: ModelConfig, dtype: str) -> list[Product]:
     return list(dict.fromkeys(found))
 
 
-def _of_layer(
-    hidden: int, layer: LayerConfig, next_norm: NormConfig | None, dtype: str, fused: bool
-) -> list[Product]:
+def _of_layer(hidden: int, layer: LayerConfig, next_norm: NormConfig | None, dtype: str, fused: bool) -> list[Product]:
     """QKV, attention's output, and the two of the feed-forward block. next_norm: before the next layer."""
     attention, ffn = layer.attention, layer.ffn
     post = layer.norm_place == "post"
