@@ -14,7 +14,7 @@ from served import with_head
 
 import ftbert
 from ftbert.server import Settings
-from ftbert.server.description import describe
+from ftbert.server.describe import describe
 
 TEXTS = ["word1 word2 a b", "word3", "the cat word9 word8 word7 " * 3, "word4 word5!", "word6 word7 word8 word9 c d"]
 

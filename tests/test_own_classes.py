@@ -17,7 +17,7 @@ from tokenizers_offline import modules_of, write
 import ftbert
 from ftbert.converters import convert
 from ftbert.evaluation import check
-from ftbert.server.description import describe
+from ftbert.server.describe import describe
 from ftbert.server.settings import Settings
 from ftbert.text import TextSettings, load_tokenizer
 

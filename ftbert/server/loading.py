@@ -18,7 +18,7 @@ import numpy as np
 
 from ftbert import cores
 from ftbert.server.batcher import Batch, Limits, Span
-from ftbert.server.description import TASKS, Description, describe
+from ftbert.server.description import TASKS, Description
 from ftbert.server.engine import Engine
 from ftbert.server.job import Job, Kind
 from ftbert.server.logs import LOG
@@ -69,6 +69,7 @@ def load_engine(
         from ftbert.loaded_types import has_own_dtype
         from ftbert.model import load
         from ftbert.server.compute import Compute
+        from ftbert.server.describe import describe
         from ftbert.text import tokenizer_of
 
     if threads is not None:

@@ -1,0 +1,136 @@
+"""What an engine tells its workers of the model that it has loaded."""
+
+from __future__ import annotations
+
+from ftbert.dtypes import told_dtype
+from ftbert.model import Model
+from ftbert.server.activations import choose_activation
+from ftbert.server.description import (
+    FILLS,
+    TAGS,
+    TASKS,
+    Description,
+    ModelFacts,
+    ScoreFacts,
+    TextFacts,
+    VectorFacts,
+)
+from ftbert.server.job import Kind
+from ftbert.server.settings import Settings
+from ftbert.text import (
+    ScoreSettings,
+    TextOptions,
+    TextSettings,
+    Tokenizer,
+    score_ids,
+    score_task,
+    skipped_ids,
+    tokenizer_of,
+    unweighted,
+)
+
+
+def describe(model: Model, name: str, source: str, settings: Settings) -> Description:
+    """ValueError where the model's folder has no tokenizer that a worker can use, or a choice in `settings` does not
+    fit the model."""
+    if model.folder is None:
+        raise ValueError(f"{source}: no folder with a tokenizer, which a server needs")
+    task, labels = _task(model)
+    activation, config = "Identity", model.checkpoint.config.huggingface
+    if TASKS[task].kind == Kind.LOGITS:
+        named = ScoreSettings.of(model.folder, config).activation
+        name_of = None if named is None else type(named).__name__
+        activation = choose_activation(name_of, config.get("problem_type"), len(labels))
+    checked, hidden = tokenizer_of(model, scores=bool(labels)), model.config.hidden
+    text = checked.settings
+    if not labels and text.other:
+        task = "sparse" if text.sparse is not None else "multi_vector"
+    # Refuses an unknown pooling.
+    options = TextOptions.choose(checked, hidden, pooling=settings.pooling, vectors=TASKS[task].vectors)
+    if checked.backend is None:
+        words = f"a server needs a fast tokenizer, and {type(checked.loaded).__name__} is written in Python"
+        raise ValueError(f"{model.folder}: {words}")
+    compared = task == "multi_vector" and text.multi is not None and text.multi.dense
+    facts = ModelFacts(
+        dtype=told_dtype(model.dtype),
+        device=str(model.device),
+        hidden=text.width(hidden, options.pooling),
+        token_width=compared[-1].outputs if compared else text.state_width(hidden),
+        vocab=model.config.vocab,
+        token_types=model.config.token_types,
+    )
+    texts = _text(checked, _default_prompt(text, settings), FILLS in model.tasks)
+    pooling = TASKS[task].pooling or options.pooling
+    found = _scores(checked, labels, activation, texts.default_prompt if task == "reranker" else None)
+    return Description(name, source, task, facts, texts, _vectors(checked, pooling, options.truncate_dim), found)
+
+
+def _text(tokenizer: Tokenizer, default_prompt: str, fills: bool) -> TextFacts:
+    text, loaded, fast = tokenizer.settings, tokenizer.loaded, tokenizer.backend
+    assert fast is not None
+    return TextFacts(
+        tokenizer=fast.to_str(),
+        encode_special_tokens=bool(fast.encode_special_tokens),
+        truncation_side=loaded.truncation_side,
+        max_length=tokenizer.max_length,
+        query_length=None if text.query_length is None else min(text.query_length, tokenizer.longest),
+        document_length=None if text.document_length is None else min(text.document_length, tokenizer.longest),
+        special=loaded.num_special_tokens_to_add(pair=False),
+        special_ids=sorted(tokenizer.special_ids),
+        prompts=dict(text.prompts),
+        default_prompt=default_prompt,
+        include_prompt=text.include_prompt,
+        unknown_id=loaded.unk_token_id,
+        pad_id=loaded.pad_token_id,
+        mask_id=loaded.mask_token_id if fills else None,
+        mask_token=loaded.mask_token if fills else None,
+        # transformers leaves BPE as it is, whatever the file says.
+        clean_up=bool(loaded.clean_up_tokenization_spaces) and type(fast.model).__name__ != "BPE",
+    )
+
+
+def _vectors(tokenizer: Tokenizer, pooling: str, truncate_dim: int | None) -> VectorFacts:
+    sparse, multi = tokenizer.settings.sparse, tokenizer.settings.multi
+    return VectorFacts(
+        pooling=pooling,
+        truncate_dim=truncate_dim,
+        sparse="" if sparse is None else "lexical" if sparse.linear else "splade",
+        unweighted=unweighted(tokenizer.loaded).tolist(),
+        skipped={}
+        if multi is None
+        else {task: skipped_ids(tokenizer, multi, task).tolist() for task in ("query", "document")},
+        first_token=multi is None or multi.first,
+        expands=multi is not None and multi.expansion is not None,
+    )
+
+
+def _scores(tokenizer: Tokenizer, labels: list[str], activation: str, prompt: str | None) -> ScoreFacts:
+    """prompt: the default one of a reranker, else None."""
+    text = tokenizer.settings
+    if prompt is None or text.logit_score is None:
+        return ScoreFacts(labels, activation)
+    found = {one: tokenizer.pair_template(one) for one in {"", prompt, *text.prompts.values()}}
+    templates = {one: template for one, template in found.items() if template is not None}
+    instructed = tokenizer.instructed_template() if templates else None
+    return ScoreFacts(labels, activation, score_ids(tokenizer), templates, instructed)
+
+
+def _task(model: Model) -> tuple[str, list[str]]:
+    """What it is served for, and the names of the labels of its scores; without scores "embedding"."""
+    if (found := score_task(model)) is None:
+        return "embedding", []
+    labels = list(model.id2label.values())
+    if found[0] == TAGS:
+        return "token_classifier", labels
+    return "reranker" if len(labels) == 1 else "classifier", labels
+
+
+def _default_prompt(text: TextSettings, settings: Settings) -> str:
+    if settings.default_prompt is not None:
+        return settings.default_prompt
+    if (name := settings.default_prompt_name) is None:
+        return text.default_prompt
+    if name not in text.prompts:
+        known = ", ".join(map(repr, text.prompts)) or "those of the folder, which has none"
+        raise ValueError(f"default-prompt-name must be one of {known}; got {name!r}")
+    return text.prompts[name]
