@@ -20,7 +20,6 @@ def add_to(commands: command.Commands) -> None:
         'example: ftbert chat smollm2 --system "You are brief." --temperature 0.7 --top-p 0.9',
         reports=False,
     )
-    parser.add_argument("model", metavar="MODEL", help=command.MODEL)
     generate.add_how(parser)
 
 

@@ -60,13 +60,14 @@ def add(
     example: str,
     *,
     model: bool = True,
+    nargs: str | None = None,
     defaults: tuple[str, str] = ("cpu", "fp32"),
     several_devices: bool = False,
     reports: bool = True,
     dtypes: tuple[str, ...] = ("fp32", "fp16", "bf16", "fp8", "int8", "q8_0", "auto"),
 ) -> argparse.ArgumentParser:
-    """A command with --json, unless it reports nothing, and --device and --dtype where it computes with a model. text:
-    what it does."""
+    """A command with --json, unless it reports nothing, and MODEL, --device and --dtype where it computes with one
+    model. text: what it does. nargs: of MODEL."""
     added: argparse.ArgumentParser = commands.add_parser(
         name, help=text, description=text, epilog=example, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -74,6 +75,7 @@ def add(
     if reports:
         added.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     if model:
+        added.add_argument("model", metavar="MODEL", nargs=nargs, help=MODEL)
         usual, dtype = defaults
         more = "; several GPUs, with commas or cuda:* for all, share the work" if several_devices else ""
         kind = devices if several_devices else device

@@ -24,7 +24,6 @@ def add_to(commands: command.Commands) -> None:
         "          sort -u queries.txt | ftbert embed minilm - - > vectors.jsonl",
         several_devices=True,
     )
-    parser.add_argument("model", metavar="MODEL", help=command.MODEL)
     parser.add_argument(
         "source", metavar="IN", nargs="+",
         help="files, read in turn; patterns in quotes; - is standard input, of lines as --input-format says",

@@ -25,7 +25,6 @@ def add_to(commands: command.Commands) -> None:
         'examples: ftbert generate smollm2 "The capital of France is" --max-new-tokens 32\n'
         "          ftbert generate smollm2 - --chat --temperature 0.7 --top-p 0.9 < question.txt",
     )
-    parser.add_argument("model", metavar="MODEL", help=command.MODEL)
     parser.add_argument("prompt", metavar="PROMPT", help="- is standard input, to its end")
     add_how(parser)
     parser.add_argument("--chat", action="store_true", help="PROMPT is a message, in the model's chat template")

@@ -60,7 +60,6 @@ def add_to(commands: command.Commands) -> None:
         _check,
         "example: ftbert check minilm --device cuda --dtype fp8 --texts reviews.txt",
     )
-    parser.add_argument("model", metavar="MODEL", help=command.MODEL)
     read = f"to compare: .txt .jsonl .csv .parquet, {_CHECKED} are read (default: built in)"
     parser.add_argument("--texts", metavar="FILE", help=read)
     parser.add_argument("--column", metavar="NAME", help='field with the text (default "text")')
@@ -69,7 +68,6 @@ def add_to(commands: command.Commands) -> None:
     example = "example: ftbert bench minilm --texts reviews.txt --batch 64"
     text = "Compare the speed with transformers' on this machine; of several GPUs also what all compute together."
     parser = command.add(commands, "bench", text, _bench, example, several_devices=True)
-    parser.add_argument("model", metavar="MODEL", help=command.MODEL)
     _add_against(parser)
     parser.add_argument("--texts", metavar="FILE", help="for the ragged batch: .txt .jsonl .csv .parquet")
     parser.add_argument("--column", metavar="NAME", help='field with the text (default "text")')
@@ -81,8 +79,7 @@ def add_to(commands: command.Commands) -> None:
 
     example = "example: ftbert info minilm --device cuda"
     text = "Show the build, and what a model runs on and why."
-    parser = command.add(commands, "info", text, _info, example, several_devices=True)
-    parser.add_argument("model", metavar="MODEL", nargs="?", help=command.MODEL)
+    command.add(commands, "info", text, _info, example, several_devices=True, nargs="?")
 
 
 def _add_against(parser: argparse.ArgumentParser) -> None:

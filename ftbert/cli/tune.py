@@ -25,10 +25,10 @@ def add_to(commands: command.Commands) -> None:
         "Choose GEMM algorithms by measurement, for this GPU.",
         _tune,
         "example: ftbert tune minilm --dtype fp16 --minutes 30",
+        nargs="?",
         defaults=("cuda", "fp16"),
         dtypes=("fp32", "fp16", "bf16", "fp8"),
     )
-    parser.add_argument("model", metavar="MODEL", nargs="?", help=command.MODEL)
     parser.add_argument("--hidden", type=command.count, metavar="N", help="a width instead of MODEL")
     parser.add_argument("--inter", type=command.count, metavar="N", help="its feed-forward width (default 4 x hidden)")
     parser.add_argument("--activation", metavar="NAME", help="its activation, as HuggingFace spells it (default gelu)")

@@ -6,7 +6,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,11 +21,7 @@ _IN_FLIGHT = 2
 _STUCK_SECONDS = 60.0
 
 
-@dataclass
-class _Launched:
-    batch: Batch
-    fetch: Callable[[], Any]
-    began: float
+_Launched = tuple[Batch, Callable[[], Any], float]  # and what fetches its rows, and when it was launched
 
 
 class Engine:
@@ -132,22 +127,23 @@ class Engine:
         self._metrics.batch(batch.texts, batch.tokens)
         began = time.monotonic()
         try:
-            self._launched.put(_Launched(batch, self._compute.launch(batch), began))
+            self._launched.put((batch, self._compute.launch(batch), began))
         except Exception as error:  # noqa: BLE001 - one batch that fails must not end the engine
             self._failed(batch, error)
 
     def _fetch_loop(self) -> None:
         while (launched := self._launched.get()) is not None:
+            batch, fetch, began = launched
             try:
-                rows = launched.fetch()
+                rows = fetch()
             except Exception as error:  # noqa: BLE001 - as above
-                self._failed(launched.batch, error)
+                self._failed(batch, error)
                 continue
             now = time.monotonic()
-            self._answer(launched.batch, rows, launched.began, now)
-            seconds = now - max(launched.began, self._finished)  # batches overlap
+            self._answer(batch, rows, began, now)
+            seconds = now - max(began, self._finished)  # batches overlap
             self._finished = now
-            self._done(launched.batch, seconds)
+            self._done(batch, seconds)
 
     def _answer(self, batch: Batch, rows: Any, began: float, now: float) -> None:
         good = np.isfinite(rows).all(axis=1)

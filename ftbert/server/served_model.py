@@ -73,25 +73,27 @@ class ServedModel:
     @property
     def task(self) -> str | None:
         """None before an engine has loaded the model."""
-        return next((link.description.task for link in self.links if link.description is not None), None)
+        return None if (about := self._described) is None else about.task
+
+    @property
+    def _described(self) -> Description | None:
+        return next((link.description for link in self.links if link.description is not None), None)
 
     def does(self, task: str | None) -> bool:
         """Whether it is for this; "fill_mask" and "sparse" are what an embedding model may be for too. None: not known
         yet."""
         if task not in ("fill_mask", "sparse"):
             return self.task == task
-        about = None if self.task is None else self.about
-        if about is None:
+        if (about := self._described) is None:
             return False
         return about.text.mask_id is not None if task == "fill_mask" else bool(about.vectors.sparse)
 
     @property
     def about(self) -> Description:
         """ApiError 503 before an engine has loaded the model."""
-        for link in self.links:
-            if link.description is not None:
-                return link.description
-        raise ApiError("Unhealthy", "the model is loading", retry_after=1.0)
+        if (about := self._described) is None:
+            raise ApiError("Unhealthy", "the model is loading", retry_after=1.0)
+        return about
 
     def encoder(self) -> TextEncoder:
         """ApiError 503 before `prepare` has made it."""
@@ -101,7 +103,7 @@ class ServedModel:
 
     async def prepare(self) -> None:
         """Makes the tokenizer once an engine has told of it, off the event loop: that takes 30 ms and more."""
-        while (about := next((link.description for link in self.links if link.description), None)) is None:
+        while (about := self._described) is None:
             await asyncio.sleep(0.02)
         self._encoder = await asyncio.to_thread(_warm_encoder, about)
 
