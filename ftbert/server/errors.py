@@ -56,9 +56,9 @@ class ApiError(Exception):
         return found + ([("www-authenticate", "Bearer")] if self.status == 401 else [])
 
 
-def validation(words: str, *, param: str | None = None, code: str | None = None) -> ApiError:
+def validation(words: str, *, param: str | None = None) -> ApiError:
     """422 in TEI's words."""
-    return ApiError("Validation", f"Input validation error: {words}", param=param, code=code)
+    return ApiError("Validation", f"Input validation error: {words}", param=param)
 
 
 def too_many(words: str) -> ApiError:
