@@ -18,8 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from ftbert.checkpoint import expect_file, sample_of, shown
-from ftbert.converters.gguf_q8_0 import q8_0_planes
-from ftbert.converters.gguf_types import TYPES, GgufType, to_torch
+from ftbert.converters.gguf_types import TYPES, GgufType, q8_0_planes, to_torch
 
 _MAGIC = b"GGUF"
 _STRING, _ARRAY, _BOOL = 8, 9, 7

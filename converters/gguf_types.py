@@ -1,6 +1,7 @@
 """The types of tensors in a GGUF file: how many bytes they take, and what they are in floats.
 
-F32, F16, BF16 and Q8_0 are read here. Every other type is dequantised by the package gguf, which is llama.cpp's own.
+F32, F16, BF16 and Q8_0 are read here. Every other type is dequantised by the package gguf, which is llama.cpp's own. A
+block of Q8_0 is 34 bytes, a scale d as fp16 and then 32 of int8; w = d q (ggml-quants.c of llama.cpp).
 """
 
 from __future__ import annotations
@@ -11,8 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-
-from ftbert.converters.gguf_q8_0 import dequantise_q8_0
 
 
 @dataclass(frozen=True)
@@ -29,6 +28,7 @@ class GgufType:
         return self.name in FLOATS
 
 
+BLOCK_BYTES = 34  # of Q8_0
 _INSTALL = "pip install gguf, or ftbert with its extra, ftbert[gguf]"
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 
@@ -69,3 +69,20 @@ def _by_package(rows: NDArray[np.uint8], kind: GgufType) -> Any:
             return dequantize(rows, GGMLQuantizationType[kind.name])
     except (KeyError, NotImplementedError) as error:
         raise ValueError(f"type {kind.name} holds no weights that the package gguf can dequantise") from error
+
+
+def dequantise_q8_0(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """blocks: uint8 [..., k/32*34], rows as a file holds them -> float32 [..., k]; fp16 times int8 is exact in it. By
+    all of torch's threads. ValueError where a row is no whole number of blocks."""
+    if blocks.dtype != np.uint8 or blocks.shape[-1] % BLOCK_BYTES:
+        raise ValueError(f"Q8_0: expected uint8 rows of blocks of {BLOCK_BYTES}, got {blocks.dtype} {blocks.shape}")
+    numbers, scales = q8_0_planes(blocks.reshape(-1, blocks.shape[-1]))
+    found = numbers.view(-1, 32).float().mul_(scales.view(-1, 1))
+    return found.numpy().reshape(*blocks.shape[:-1], -1)
+
+
+def q8_0_planes(rows: NDArray[np.uint8]) -> tuple[torch.Tensor, torch.Tensor]:
+    """rows: uint8 [n, k/32*34] -> numbers int8 [n, k], scales fp16 [n, k/32]."""
+    blocks = torch.from_numpy(rows).view(len(rows), -1, BLOCK_BYTES)
+    numbers, scales = blocks[..., 2:].contiguous(), blocks[..., :2].contiguous()
+    return numbers.view(torch.int8).flatten(1), scales.view(torch.float16).flatten(1)

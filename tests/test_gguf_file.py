@@ -12,8 +12,7 @@ import torch
 from isolated import run
 
 from ftbert.converters.gguf_file import read_gguf
-from ftbert.converters.gguf_q8_0 import dequantise_q8_0
-from ftbert.converters.gguf_types import TYPES
+from ftbert.converters.gguf_types import TYPES, dequantise_q8_0
 
 gguf = pytest.importorskip("gguf")
 Kind = gguf.GGMLQuantizationType

@@ -20,7 +20,6 @@ from ftbert.files.formats import kept_for, open_sources, open_target
 from ftbert.files.paths import check_paths, expect_own_list, input_files, output_file, skipped_file
 from ftbert.files.ranges import check_ranges_file, first_texts, ranges_in
 from ftbert.files.records import STREAM, Changed, Chunk, Position, Reader, ReadOptions, Writer
-from ftbert.files.vectors import vectors_of
 from ftbert.files.writers import SkippedWriter
 from ftbert.packed_model import PackedModel
 from ftbert.progress import Progress
@@ -33,6 +32,9 @@ BATCH_RECORDS = 8192  # finished records that a kill can cost, and the records h
 _HASHED_BYTES = 16 << 20
 # Of a model's files those that a vector may depend on: weights, settings, vocabularies.
 _READ = {".safetensors", ".bin", ".pt", *TOKENIZER_SUFFIXES}
+_VECTORS = ("dense", "sparse", "multi")
+# What shapes dense vectors alone, as embed_file has it by default.
+_USUAL = {"normalize": True, "pooling": None, "truncate_dim": None, "long_texts": "truncate"}
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ def embed_file(
 
     given = {"prompt": prompt, "prompt_name": prompt_name, "max_length": max_length, "max_tokens": max_tokens}
     shape = {"normalize": normalize, "pooling": pooling, "truncate_dim": truncate_dim, "long_texts": long_texts}
-    kind_of_vectors, work, how = vectors_of(model, vectors, given, shape, precision, target)
+    kind_of_vectors, work, how = _vectors_of(model, vectors, given, shape, precision, target)
     dtype, entries = stored_as(precision, work.width)
     dense = kind_of_vectors == "dense"
     made_with = _sources_identity(sources) | _model_identity(model)
@@ -203,6 +205,31 @@ def embed_file(
             tokens=progress.tokens,
             seconds=progress.seconds,
         )
+
+
+def _vectors_of(
+    model: PackedModel, kind: str | None, given: dict[str, Any], shape: dict[str, Any], precision: str, target: Path
+) -> tuple[str, Any, Any]:
+    """One of _VECTORS, the `Work` that computes them, and the `TextOptions` behind it. kind: None for those that the
+    model is for. given: options of all kinds; shape, precision: of dense ones. ValueError where they do not fit."""
+    from ftbert.text import embedding, multi_vector_embedding, sparse_embedding, text_options, tokenizer_of
+
+    if kind is not None and kind not in _VECTORS:
+        raise ValueError(f"vectors must be one of {', '.join(_VECTORS)}; got {kind!r}")
+    settings = tokenizer_of(model).settings
+    if kind is None:
+        kind = "dense" if not settings.other else "sparse" if settings.sparse is not None else "multi"
+    if kind == "dense":
+        how = text_options(model, **given, **shape)
+        return kind, embedding(model, how), how
+    if other := [name for name, value in shape.items() if value != _USUAL[name]]:
+        raise ValueError(f"{other[0]} is for dense vectors, these are {kind} ones")
+    if precision != "float32":
+        raise ValueError(f"precision {precision} is for dense vectors, these are {kind} ones")
+    if target.suffix == ".npy":
+        raise ValueError(f"{target}: a .npy holds dense vectors alone, these are {kind} ones; write .jsonl or .parquet")
+    how = text_options(model, vectors=kind, **given)
+    return kind, (sparse_embedding if kind == "sparse" else multi_vector_embedding)(model, **given), how
 
 
 def _rows_of(sources: Sequence[Path], end: Position) -> list[dict[str, Any]]:

@@ -6,8 +6,7 @@ from ftbert.quantization.int8 import LARGEST_INT8, int8_rows, int8_table, smooth
 from ftbert.quantization.observe import Observed, observe
 from ftbert.quantization.q8_0 import convert_to_q8_0, in_q8_0, q8_0_blocks, read_q8_0
 from ftbert.quantization.quantize import MOST_TEXTS, QuantizeResult, calibration_texts, quantize
-from ftbert.quantization.select import MOST_LEFT_OUT
-from ftbert.quantization.simulate import altered
+from ftbert.quantization.select import MOST_LEFT_OUT, altered
 from ftbert.quantization.stored_type import Limits
 from ftbert.quantization.stored_types import STORED_TYPES, stored_type
 
