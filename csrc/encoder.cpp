@@ -11,23 +11,9 @@
 #include "gemm/gemm.h"
 #include "kernels/kernels.h"
 #include "layers/kv_cache.h"
-#include "layers/rotary_tables.h"
 
 namespace ftbert {
 namespace {
-
-// The places of a batch's tokens in the slots of its cache.
-template <class Device>
-void find_places(Context<Device>& context, const CachePlaces& places, Batch& batch) {
-  Sequences& s = batch.sequences;
-  cache_places(context, batch.slots, s.cu_q, s.count, batch.tokens(), places);
-  batch.positions = places.positions;
-  batch.cache_rows = places.rows;
-  s.cu_k = places.begin_k;
-  s.end_k = places.end_k;
-  s.first_k = 0;
-  s.rows_k = batch.cache->rows();
-}
 
 // A matrix product over all rows of x, into out also where the product's library keeps the result elsewhere.
 template <class Device, class T>
@@ -99,11 +85,7 @@ auto Encoder<Device, T>::carve(Workspace& ws, const Batch& batch, const Schedule
   int64_t width = c.hidden;
   for (const LayerConfig& layer : c.layers) width = std::max(width, layer.attention.heads.width());
   Buffers b;
-  if (batch.slots.index)
-    b.places = {.rows = ws.take<int32_t>(tokens),
-                .positions = ws.take<int32_t>(tokens),
-                .begin_k = ws.take<int32_t>(batch.sequences.count),
-                .end_k = ws.take<int32_t>(batch.sequences.count)};
+  if (batch.slots.index) b.places = take_places(ws, batch);
   if (has_head) b.read = ws.take<T>(rows_with_slack<Device>(batch.output_rows()) * c.hidden);
   if (choose) b.x = ws.take<T>(rows_with_slack<Device>(tokens) * c.hidden);
   if (choose) b.chosen = ws.take<T>(rows_with_slack<Device>(chosen) * width);
@@ -144,7 +126,8 @@ auto Encoder<Device, T>::plan(const Context<Device>& context, const Batch& batch
   return plan;
 }
 
-// x = what the layers start from, and beside it what the first of them reads
+// x = the stream before the first layer: the embeddings, or in a later stage batch.hidden. The first product's operand
+// lies beside it, where that is not x.
 template <class Device, class T>
 void Encoder<Device, T>::embed(Context<Device>& context, const Batch& batch, const Buffers& b, T* x) const {
   const ModelConfig& c = config_;
@@ -157,6 +140,13 @@ void Encoder<Device, T>::embed(Context<Device>& context, const Batch& batch, con
                                   .norm = weights_.embedding_norm,
                                   .scale = static_cast<float>(c.embedding_scale)};
   const Operand copy = layers_.read_first(b.layers);
+  const auto quantised = [&] {
+    if (copy) quantise<Device, T>(context, x, batch.tokens(), c.hidden, copy);
+  };
+  if (!c.stage.first()) {
+    copy_on_device(context, batch.hidden, x, batch.tokens() * c.hidden * sizeof(T));
+    return quantised();
+  }
   const auto sums = [&](T* out, const Operand& beside) {
     embeddings_layernorm<Device, T>(context, tables, batch.ids, batch.types, batch.to_padded, batch.positions,
                                     batch.tokens(), c.embedding, out, beside);
@@ -164,15 +154,7 @@ void Encoder<Device, T>::embed(Context<Device>& context, const Batch& batch, con
   if (!b.embedded) return sums(x, copy);
   sums(b.embedded, {});
   linear_into(context, weights_.embedding_projection, b.embedded, batch.tokens(), Activation::none, x);
-  if (copy) quantise<Device, T>(context, x, batch.tokens(), c.hidden, copy);
-}
-
-// The same, of a later stage.
-template <class Device, class T>
-void Encoder<Device, T>::go_on(Context<Device>& context, const Batch& batch, const Buffers& b, T* x) const {
-  copy_on_device(context, batch.hidden, x, batch.tokens() * config_.hidden * sizeof(T));
-  if (const Operand copy = layers_.read_first(b.layers))
-    quantise<Device, T>(context, x, batch.tokens(), config_.hidden, copy);
+  quantised();
 }
 
 template <class Device, class T>
@@ -181,8 +163,11 @@ void Encoder<Device, T>::forward(Context<Device>& context, const Batch& given, c
   Batch batch = given;
   const bool choose = batch.rows.kind != RowKind::all;
   Buffers b = carve(workspace, batch, plan.schedule, head);
-  if (batch.slots.index) find_places(context, b.places, batch);
   const Sequences& sequences = batch.sequences;
+  if (batch.slots.index) {
+    cache_places(context, batch.slots, sequences.cu_q, sequences.count, batch.tokens(), b.places);
+    put_at(b.places, batch);
+  }
   FTBERT_CHECK(
       batch.cache ? batch.cache_rows && attention_.path == AttentionPath::fused : sequences.cu_q == sequences.cu_k,
       "keys of earlier tokens lie in a cache, which the fused attention path reads");
@@ -197,11 +182,7 @@ void Encoder<Device, T>::forward(Context<Device>& context, const Batch& given, c
                  ", which goes on from what the one before has left: load them with parallel=\"pipeline\"");
     T* const x = choose ? b.x : read;
     if (b.layers.zeros) clear_on_device(context, b.layers.zeros, b.layers.zero_bytes);
-    if (config_.stage.first())
-      embed(context, batch, b, x);
-    else
-      go_on(context, batch, b, x);
-
+    embed(context, batch, b, x);
     const int64_t layers = config_.depth() - (choose && config_.depth() > 0);
     if (b.alone.size() > 1 && !hook) {
       each_alone(context, static_cast<int64_t>(b.alone.size()), [&](Context<Device>& alone, int64_t i) {

@@ -58,7 +58,6 @@ class Encoder {
   struct Buffers;
   Buffers carve(Workspace& workspace, const Batch& batch, const Schedule& schedule, bool has_head) const;
   void embed(Context<Device>&, const Batch&, const Buffers& b, T* x) const;
-  void go_on(Context<Device>&, const Batch&, const Buffers& b, T* x) const;
 
   const ModelConfig config_;
   Weights<T> weights_;  // as made ready for this device

@@ -7,7 +7,7 @@
 #include "binding/packed_weight.h"
 #include "binding/q8_0.h"
 #include "binding/tensors.h"
-#include "layers/check_layers_exist.h"
+#include "layers/layer_stack.h"
 
 namespace ftbert::binding {
 namespace {

@@ -15,10 +15,9 @@
 #include "binding/sum_time.h"
 #include "binding/tensors.h"
 #include "core/device.h"
-#include "gemm/cublaslt.h"
+#include "gemm/gemm.h"
 #include "kernels/kernels.h"
 #include "layers/positions.h"
-#include "layers/shared_prefix.h"
 
 namespace ftbert::binding {
 namespace {

@@ -43,7 +43,7 @@ const auto& reorder_weight() {
 
 // Rows [first, first + rows) of a [m, k], rounded where they are float.
 at::Tensor rows_in_bf16(const Operand& a, int64_t first, int64_t rows, int64_t k) {
-  if (a.dtype != DType::bf16) return float_view(a.as<float>() + first * k, {rows, k}).to(at::kBFloat16);
+  if (a.dtype() != DType::bf16) return float_view(a.as<float>() + first * k, {rows, k}).to(at::kBFloat16);
   return at::from_blob(a.as<bfloat16_t>() + first * k, {rows, k}, at::TensorOptions().dtype(at::kBFloat16));
 }
 
@@ -94,7 +94,7 @@ Operand run_fp32(Context<Cpu>& context, const Product& p, const CpuData& data) {
   at::Tensor& made = kept.tensors.emplace_back(multiply(p, data, float_view(data.a.as<float>(), {p.m, p.k})));
   const Operand result = Operand::of(made.const_data_ptr<float>());
   if (p.epilogue.gate == Gate::none) return result;
-  const Operand out{.data = data.c, .dtype = p.c};
+  const Operand out{data.c, &plain_format(p.c)};
   add_bias_gate<Cpu, float>(context, result, nullptr, p.epilogue.activation, p.m, p.epilogue.columns(p.n), out);
   kept.tensors.clear();
   return out;
@@ -107,7 +107,7 @@ Operand run_bf16(Context<Cpu>& context, const Product& p, const CpuData& data) {
   constexpr int64_t kFewestRows = 128;
   auto& products = *static_cast<TorchProducts*>(context.products);
   const int64_t cols = p.epilogue.columns(p.n);
-  const Operand out{.data = data.c, .dtype = p.c};
+  const Operand out{data.c, &plain_format(p.c)};
   if (p.m == 0) return out;
   const auto source = data.a.opaque ? static_cast<TorchProducts::Kept*>(data.a.data) : nullptr;
   const int64_t threads = products.threads(), chunks = p.m / threads < kFewestRows ? 1 : threads;
@@ -143,7 +143,7 @@ Operand run_bf16(Context<Cpu>& context, const Product& p, const CpuData& data) {
     for (int64_t i = begin; i < end; ++i) chunk(i);
   };
   count == 1 ? multiply_chunks(0, 1) : at::parallel_for(0, count, 1, multiply_chunks);
-  return stays ? Operand{.data = &kept, .dtype = p.c, .opaque = true} : out;
+  return stays ? Operand{.data = &kept, .format = out.format, .opaque = true} : out;
 }
 
 Operand run_product(Context<Cpu>& context, const Product& product, const CpuData& data) {

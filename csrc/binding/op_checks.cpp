@@ -49,7 +49,7 @@ Operand scaled_e4m3(const char* name, const OptionalTensor& out, const OptionalT
   FTBERT_CHECK(scale->numel() == 1 && scale->scalar_type() == at::kFloat && scale->device() == like.device() &&
                    scale->is_contiguous() && has_data(*scale),
                "scale: expected one contiguous Float on ", like.device().str(), ", got ", describe(*scale));
-  return {out->data_ptr(), DType::e4m3, data<float>(scale), Granularity::tensor};
+  return {out->data_ptr(), &formats::e4m3_tensor, data<float>(scale)};
 }
 
 }  // namespace ftbert::binding

@@ -13,8 +13,9 @@
 #include "binding/torch_products.h"
 #include "core/device.h"
 #include "core/json.h"
+#include "gemm/cpu/kernel.h"
 #include "kernels/isa.h"
-#include "layers/check_layers_exist.h"
+#include "layers/layer_stack.h"
 
 namespace ftbert::binding {
 namespace {
@@ -99,7 +100,7 @@ StringDict formats_table() {
                            {"columns_of", {int64_t{f->columns_of}}},
                            {"least_columns", {f->least_columns}},
                            {"most_columns", {f->most_columns}},
-                           {"cpu", {f->cpu}},
+                           {"cpu", {kernel_for(*f) || lacking_for(*f)}},
                            {"first_gpu", {int64_t{f->first_gpu}}},
                            {"last_gpu", {int64_t{f->last_gpu}}}};
     rows.insert(std::string(f->name), json_text({row}));

@@ -11,7 +11,7 @@
 #include "core/check.h"
 #include "core/device.h"
 #include "core/dispatch.h"
-#include "gemm/cublaslt.h"
+#include "gemm/gemm.h"
 
 namespace ftbert::binding {
 

@@ -39,7 +39,7 @@ std::vector<double> time_products(const std::vector<std::string>& dtypes) {
     const auto multiply = [&](const Weight& weight) {
       Operand from = Operand::of(data<float>(rows));
       if (weight.linear.input) {
-        from = wished_by<Cpu, float>(weight.linear, data<float>(read));
+        from = wished_by(weight.linear, data<float>(read));
         quantise<Cpu, float>(context, data<float>(rows), kRows, kSize, from);
       }
       linear(context, weight.linear, {from}, kRows, {.bias = false, .in_one_piece = true},

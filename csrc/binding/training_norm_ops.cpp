@@ -11,7 +11,7 @@ namespace ftbert::binding {
 namespace {
 
 Operand operand(const OptionalTensor& t) {
-  return t ? Operand{t->numel() ? data<void>(*t) : nullptr, dtype_of(t->scalar_type())} : Operand();
+  return t ? Operand{t->numel() ? data<void>(*t) : nullptr, &plain_format(dtype_of(t->scalar_type()))} : Operand();
 }
 
 // The arguments of both ops that describe the norm. x ends in normalized_shape.

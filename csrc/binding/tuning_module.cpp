@@ -4,7 +4,6 @@
 #include <pybind11/stl.h>
 
 #include "core/check.h"
-#include "gemm/cublaslt.h"
 #include "gemm/gemm.h"
 #include "gemm/table.h"
 #include "gemm/tuner/tuner.h"

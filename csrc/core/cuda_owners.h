@@ -1,4 +1,4 @@
-// Owners of what CUDA makes.
+// Owners of what CUDA makes, and of the device that is current.
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -21,17 +21,11 @@ struct Destroyer {
     cudaThreadExchangeStreamCaptureMode(&mode);
   }
 };
+using Graph = std::unique_ptr<CUgraph_st, Destroyer<cudaGraphDestroy>>;
 using GraphExec = std::unique_ptr<CUgraphExec_st, Destroyer<cudaGraphExecDestroy>>;  // a launch under way ends first
 using Event = std::unique_ptr<CUevent_st, Destroyer<cudaEventDestroy>>;
 using Stream = std::unique_ptr<CUstream_st, Destroyer<cudaStreamDestroy>>;
 
-// Takes the graph.
-inline GraphExec instantiate(cudaGraph_t graph) {
-  const std::unique_ptr<CUgraph_st, Destroyer<cudaGraphDestroy>> owner(graph);
-  cudaGraphExec_t made = nullptr;
-  FTBERT_CUDA_CHECK(cudaGraphInstantiate(&made, graph, 0));
-  return GraphExec(made);
-}
 inline Event make_event(unsigned flags) {
   cudaEvent_t made = nullptr;
   FTBERT_CUDA_CHECK(cudaEventCreateWithFlags(&made, flags));
@@ -42,5 +36,25 @@ inline Stream make_stream() {
   FTBERT_CUDA_CHECK(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking));
   return Stream(made);
 }
+
+// Makes a device the thread's current one for a scope.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int device) {
+    FTBERT_CUDA_CHECK(cudaGetDevice(&previous_));
+    if (previous_ == device) return;
+    FTBERT_CUDA_CHECK(cudaSetDevice(device));
+    changed_ = true;
+  }
+  ~DeviceGuard() {
+    if (changed_) cudaSetDevice(previous_);
+  }
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  int previous_ = 0;
+  bool changed_ = false;
+};
 
 }  // namespace ftbert

@@ -1,4 +1,4 @@
-// What the core must know of a GPU. device_cuda.cpp, or device_none.cpp in a build without CUDA; no CUDA header here.
+// What the core must know of a GPU. device_cuda.cu, or device_none.cpp in a build without CUDA; no CUDA header here.
 #pragma once
 #include <cstring>
 #include <string>

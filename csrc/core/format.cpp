@@ -7,29 +7,22 @@ namespace formats {
 
 constexpr int kAnyGpu = 0, kAmpere = 80, kHopper = 90;
 
-const Format fp32{.name = "fp32", .other = &fp32, .cpu = true, .first_gpu = kAnyGpu};
+const Format fp32{.name = "fp32", .other = &fp32, .first_gpu = kAnyGpu};
 const Format fp16{.name = "fp16", .numbers = DType::fp16, .bits = 16, .other = &fp16, .first_gpu = kAnyGpu};
-const Format bf16{
-    .name = "bf16", .numbers = DType::bf16, .bits = 16, .other = &bf16, .cpu = true, .first_gpu = kAnyGpu};
-const Format e4m3{.name = "e4m3",
-                  .numbers = DType::e4m3,
-                  .bits = 8,
-                  .block = kWholeRow,
-                  .in_checkpoints = true,
-                  .other = &e4m3_tensor,
-                  .rows_of = 16,
-                  .columns_of = 16,
-                  .first_gpu = kHopper,
-                  .last_gpu = kHopper};
-const Format e4m3_tensor{.name = "e4m3_tensor",
-                         .numbers = DType::e4m3,
-                         .bits = 8,
-                         .block = kWholeMatrix,
-                         .other = &e4m3_tensor,
-                         .rows_of = 16,
-                         .columns_of = 16,
-                         .first_gpu = kHopper,
-                         .last_gpu = kHopper};
+const Format bf16{.name = "bf16", .numbers = DType::bf16, .bits = 16, .other = &bf16, .first_gpu = kAnyGpu};
+constexpr Format in_e4m3(std::string_view name, int block) {
+  return {.name = name,
+          .numbers = DType::e4m3,
+          .bits = 8,
+          .block = block,
+          .in_checkpoints = block == kWholeRow,
+          .other = &e4m3_tensor,
+          .rows_of = 16,
+          .columns_of = 16,
+          .first_gpu = kHopper,
+          .last_gpu = kHopper};
+}
+const Format e4m3 = in_e4m3("e4m3", kWholeRow), e4m3_tensor = in_e4m3("e4m3_tensor", kWholeMatrix);
 const Format int8{.name = "int8",
                   .numbers = DType::int8,
                   .bits = 8,
@@ -37,8 +30,7 @@ const Format int8{.name = "int8",
                   .in_checkpoints = true,
                   .other = &byte_rows,
                   .least_columns = 16,  // a byte row takes the place of as many floats
-                  .most_columns = kMostInt8Depth,
-                  .cpu = true};
+                  .most_columns = kMostInt8Depth};
 const Format byte_rows{
     .name = "byte_rows", .numbers = DType::uint8, .bits = 8, .block = kWholeRow, .minima = true, .inside = true};
 const Format q8_0{.name = "q8_0",
@@ -50,7 +42,6 @@ const Format q8_0{.name = "q8_0",
                   .in_checkpoints = true,
                   .rows_of = kQ8TileRows,
                   .columns_of = kQ8TileDepth,
-                  .cpu = true,
                   .first_gpu = kAmpere};
 
 }  // namespace formats
@@ -77,24 +68,17 @@ std::span<const Format* const> all_formats() {
   return kAll;
 }
 
-const Format& parse_format(std::string_view name) {
+const Format& parse_format(std::string_view name, bool with_scales) {
   std::string known;
   for (const Format* format : all_formats()) {
+    if (format->block != kNoScales && !with_scales) continue;
     if (format->name == name) return *format;
     known += (known.empty() ? "" : ", ") + std::string(format->name);
   }
   fail("unknown dtype '", name, "'; supported: ", known);
 }
 
-DType parse_dtype(std::string_view name) {
-  std::string known;
-  for (const Format* format : all_formats()) {
-    if (format->block != kNoScales) continue;
-    if (format->name == name) return format->numbers;
-    known += (known.empty() ? "" : ", ") + std::string(format->name);
-  }
-  fail("unknown dtype '", name, "'; supported: ", known);
-}
+DType parse_dtype(std::string_view name) { return parse_format(name, false).numbers; }
 
 const Format& plain_format(DType dtype) {
   for (const Format* format : all_formats())

@@ -29,8 +29,7 @@ struct Format {
   // Matrices [rows, columns] that products read: multiples of these, and limits of columns.
   int rows_of = 1, columns_of = 1;
   int64_t least_columns = 1, most_columns = INT64_MAX;
-  // Where products read them: on CPUs, and on GPUs of these compute capabilities, 10 * major + minor.
-  bool cpu = false;
+  // The compute capabilities of GPUs whose products read them, 10 * major + minor. Of CPUs: gemm/cpu/kernel.h.
   int first_gpu = INT_MAX, last_gpu = INT_MAX;
 
   // Bytes of a matrix; of scales those that lie inside.
@@ -56,8 +55,8 @@ template <>
 inline constexpr const Format* kFormat<bfloat16_t> = &formats::bf16;
 
 std::span<const Format* const> all_formats();
-// By name; Error lists the names.
-const Format& parse_format(std::string_view name);
+// By name; Error lists the names, of all formats or of those without scales.
+const Format& parse_format(std::string_view name, bool with_scales = true);
 DType parse_dtype(std::string_view name);  // of a format without scales: fp32, fp16, bf16
 const Format& plain_format(DType dtype);   // without scales; Error for another type
 

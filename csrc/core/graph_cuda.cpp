@@ -9,7 +9,11 @@ namespace {
 
 class CudaGraph : public LaunchGraph {
  public:
-  explicit CudaGraph(cudaGraph_t recorded) : exec_(instantiate(recorded)) {}
+  explicit CudaGraph(const Graph& recorded) {
+    cudaGraphExec_t made = nullptr;
+    FTBERT_CUDA_CHECK(cudaGraphInstantiate(&made, recorded.get(), 0));
+    exec_.reset(made);
+  }
   void launch(void* stream) const override {
     FTBERT_CUDA_CHECK(cudaGraphLaunch(exec_.get(), static_cast<cudaStream_t>(stream)));
   }
@@ -42,12 +46,12 @@ std::unique_ptr<LaunchGraph> record_graph(const std::function<void(void* stream)
     work(recording.get());
   } catch (...) {
     cudaStreamEndCapture(recording.get(), &recorded);
-    if (recorded) cudaGraphDestroy(recorded);
+    const Graph owner(recorded);
     cudaGetLastError();
     throw;
   }
   FTBERT_CUDA_CHECK(cudaStreamEndCapture(recording.get(), &recorded));
-  return std::make_unique<CudaGraph>(recorded);
+  return std::make_unique<CudaGraph>(Graph(recorded));
 }
 
 bool is_recording(void* stream) {

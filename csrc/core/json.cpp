@@ -100,9 +100,8 @@ class Parser {
       blanks();
     } while (take(','));
     if (!take('}')) wrong(place, "',' or '}'");
-    std::sort(members.begin(), members.end(), [](const auto& a, const auto& b) { return a.key < b.key; });
-    const auto twice =
-        std::adjacent_find(members.begin(), members.end(), [](const auto& a, const auto& b) { return a.key == b.key; });
+    std::ranges::sort(members, {}, &Json::Member::key);
+    const auto twice = std::ranges::adjacent_find(members, {}, &Json::Member::key);
     if (twice != members.end())
       wrong({.around = &place, .key = twice->key, .index = 0, .depth = 0}, "each key once in the object that ends");
     return members;
@@ -205,8 +204,7 @@ std::string number_text(double real) {
 const Json* Json::find(std::string_view key) const {
   const Object* object = as<Object>();
   if (!object) return nullptr;
-  const auto it = std::lower_bound(object->begin(), object->end(), key,
-                                   [](const Member& member, std::string_view wanted) { return member.key < wanted; });
+  const auto it = std::ranges::lower_bound(*object, key, {}, &Member::key);
   return it != object->end() && it->key == key ? &it->value : nullptr;
 }
 
@@ -236,14 +234,11 @@ std::string shown(std::string_view text) {
 }
 
 std::string shown(const Json& json) {
-  if (json.is_null()) return "null";
-  if (const bool* truth = json.as<bool>()) return *truth ? "true" : "false";
-  if (const int64_t* integer = json.as<int64_t>()) return std::to_string(*integer);
   if (const double* real = json.as<double>()) return text_of(*real);
   if (const std::string* text = json.as<std::string>()) return std::string("'").append(shown(*text)).append("'");
-  const Json::Array* array = json.as<Json::Array>();
-  return array ? "a list of " + std::to_string(array->size())
-               : "an object of " + std::to_string(json.as<Json::Object>()->size());
+  if (const Json::Array* array = json.as<Json::Array>()) return "a list of " + std::to_string(array->size());
+  if (const Json::Object* object = json.as<Json::Object>()) return "an object of " + std::to_string(object->size());
+  return json_text(json);
 }
 
 }  // namespace ftbert

@@ -8,8 +8,8 @@
 #include "core/check.h"
 #include "core/context.h"
 #include "core/cuda_check.h"
-#include "core/device_guard.h"
-#include "core/nccl_ranks.h"
+#include "core/cuda_owners.h"
+#include "core/rank_group.h"
 
 namespace ftbert {
 namespace {
@@ -56,15 +56,12 @@ struct Nccl {
 class NcclRanks : public RankGroup<Cuda> {
  public:
   explicit NcclRanks(const std::vector<int>& devices)
-      : devices_(devices), meeting_(static_cast<int64_t>(devices.size())), comms_(devices.size()) {
-    const auto size = static_cast<int64_t>(devices.size());
-    for (int64_t rank = 0; rank < size; ++rank) ranks_.push_back(std::make_unique<Rank>(*this, Shard{rank, size}));
+      : RankGroup(devices.size()), devices_(devices), comms_(devices.size()) {
+    make_ranks<Rank>(*this, devices.size());
     connect();
   }
   ~NcclRanks() override { disconnect(); }
 
-  Communicator<Cuda>& at(int64_t rank) override { return *ranks_.at(rank); }
-  void stop() override { meeting_.stop(); }
   void reset() override {
     disconnect();
     for (const int device : devices_) {
@@ -77,11 +74,9 @@ class NcclRanks : public RankGroup<Cuda> {
   const char* way() const override { return "by NCCL, without graphs: these GPUs do not read each other's memory"; }
 
  private:
-  struct Rank : Communicator<Cuda> {
-    Rank(NcclRanks& group, Shard shard) : group(group), mine(shard) {}
-    Shard shard() const override { return mine; }
-    bool records() const override { return false; }  // a recording would outlive what `stop` takes away
-    bool agree(bool here) override { return group.meeting_.agree(here); }
+  // Nobody records its work: a recording would outlive what `stop` takes away.
+  struct Rank : Member {
+    Rank(NcclRanks& group, Shard shard) : Member(group.meeting_, shard), group(group) {}
     void all_reduce(Context<Cuda>& context, DType dtype, void* x, int64_t count) override {
       const Nccl& nccl = Nccl::get();
       agree(true);
@@ -92,7 +87,6 @@ class NcclRanks : public RankGroup<Cuda> {
     }
 
     NcclRanks& group;
-    const Shard mine;
   };
 
   // Where no thread is in a call.
@@ -107,9 +101,7 @@ class NcclRanks : public RankGroup<Cuda> {
   }
 
   const std::vector<int> devices_;
-  MeetingPoint meeting_;
   std::vector<Comm> comms_;
-  std::vector<std::unique_ptr<Rank>> ranks_;
 };
 
 }  // namespace

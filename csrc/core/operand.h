@@ -1,4 +1,4 @@
-// An edge between two kernels: numbers in memory, the type in which they are stored, and the scales they go with.
+// An edge between two kernels: numbers in memory, their format, and the scales they go with.
 #pragma once
 #include <cstdint>
 
@@ -8,71 +8,56 @@
 
 namespace ftbert {
 
-// How many numbers share a scale; a number is what is stored times its scale.
-enum class Granularity {
-  none,    // there are no scales
-  tensor,  // one scale
-  row,     // [rows]
-  beside,  // a scale and a zero point behind the numbers of each row (core/format.h)
-};
-inline Granularity granularity_of(const Format& edge) {
-  if (edge.block == kNoScales) return Granularity::none;
-  return edge.inside ? Granularity::beside : edge.block == kWholeMatrix ? Granularity::tensor : Granularity::row;
-}
-
-// A row-major matrix [rows, cols], read or written; who hands it on says how many rows and columns. Its type belongs to
-// the edge: it may be narrower than the residual stream's.
+// A row-major matrix [rows, cols], read or written; who hands it on says how many rows and columns. Its format belongs
+// to the edge: its numbers may be narrower than the residual stream's.
 struct Operand {
   void* data = nullptr;
-  DType dtype = DType::fp32;
+  const Format* format = &formats::fp32;
+  // One scale, or [rows] of them, as the format says. Of byte rows: factors [cols] of the columns before these are
+  // stored; nullptr: 1.
   const float* scale = nullptr;
-  Granularity per = Granularity::none;
-  const float* smooth = nullptr;  // [cols] of byte rows, or none: columns are multiplied by it before they are stored
-  bool opaque = false;            // data is a handle of the products' library, which alone reads it, once
+  bool opaque = false;  // data is a handle of the products' library, which alone reads it, once
 
   template <class T>
   static Operand of(const T* data) {
-    return {const_cast<T*>(data), kDType<T>};
+    return {const_cast<T*>(data), kFormat<T>};
   }
+
+  DType dtype() const { return format->numbers; }
+  // Whether numbers are divided by a scale before they are stored.
+  bool scaled() const { return format->block != kNoScales; }
 
   // The rows as elements T without a scale; Error where they are stored in another way.
   template <class T>
   T* as() const {
-    FTBERT_CHECK(dtype == kDType<T> && per == Granularity::none && !opaque, "expected an operand of plain ",
-                 to_string(kDType<T>), ", got ", to_string(dtype), per == Granularity::none ? "" : " with scales",
-                 opaque ? " in memory of a library" : "");
+    FTBERT_CHECK(format == kFormat<T> && !opaque, "expected an operand of plain ", to_string(kDType<T>), ", got ",
+                 to_string(dtype()), scaled() ? " with scales" : "", opaque ? " in memory of a library" : "");
     return static_cast<T*>(data);
   }
 
   // The rows as E4M3 with one scale for all; Error where they are stored in another way.
   uint8_t* scaled_e4m3() const {
-    FTBERT_CHECK(dtype == DType::e4m3 && per == Granularity::tensor && scale && !opaque,
-                 "expected an operand in e4m3 with one scale, got ", to_string(dtype),
-                 per == Granularity::none  ? " without scales"
-                 : per == Granularity::row ? " with scales of rows"
-                                           : "");
+    FTBERT_CHECK(format == &formats::e4m3_tensor && scale && !opaque,
+                 "expected an operand in e4m3 with one scale, got ", to_string(dtype()),
+                 !scaled()                    ? " without scales"
+                 : format->block == kWholeRow ? " with scales of rows"
+                                              : "");
     return static_cast<uint8_t*>(data);
   }
 
   // Byte rows; Error where they are stored in another way.
   uint8_t* byte_rows() const {
-    FTBERT_CHECK(dtype == DType::uint8 && per == Granularity::beside && !opaque,
-                 "expected an operand of byte rows, got ", to_string(dtype));
+    FTBERT_CHECK(format == &formats::byte_rows && !opaque, "expected an operand of byte rows, got ",
+                 to_string(dtype()));
     return static_cast<uint8_t*>(data);
   }
 
-  int64_t row_bytes(int64_t cols) const {
-    return per == Granularity::beside ? byte_row_bytes(cols) : cols * bytes_of(dtype);
-  }
   // The rows from `row` on.
   Operand from(int64_t row, int64_t cols) const {
     Operand rest = *this;
-    rest.data = static_cast<char*>(data) + row * row_bytes(cols);
+    rest.data = static_cast<char*>(data) + format->bytes(row, cols);
     return rest;
   }
-
-  // Whether numbers are divided by a scale before they are stored.
-  bool scaled() const { return per != Granularity::none; }
 
   explicit operator bool() const { return data != nullptr; }
 };

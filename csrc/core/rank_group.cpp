@@ -35,20 +35,13 @@ namespace {
 
 class CpuRanks : public RankGroup<Cpu> {
  public:
-  explicit CpuRanks(int64_t size) : meeting_(size), addends_(size) {
-    for (int64_t rank = 0; rank < size; ++rank) ranks_.push_back(std::make_unique<Rank>(*this, Shard{rank, size}));
-  }
-  Communicator<Cpu>& at(int64_t rank) override { return *ranks_.at(rank); }
-  void stop() override { meeting_.stop(); }
+  explicit CpuRanks(size_t size) : RankGroup(size), addends_(size) { make_ranks<Rank>(*this, size); }
   void reset() override { meeting_.reset(); }
   const char* way() const override { return "in memory"; }
 
  private:
-  struct Rank : Communicator<Cpu> {
-    Rank(CpuRanks& group, Shard shard) : group(group), mine(shard) {}
-    Shard shard() const override { return mine; }
-    bool records() const override { return false; }
-    bool agree(bool here) override { return group.meeting_.agree(here); }
+  struct Rank : Member {
+    Rank(CpuRanks& group, Shard shard) : Member(group.meeting_, shard), group(group) {}
 
     // Each rank adds up a piece, by rank, and stores it on all.
     void all_reduce(Context<Cpu>&, DType dtype, void* x, int64_t count) override {
@@ -65,19 +58,16 @@ class CpuRanks : public RankGroup<Cpu> {
     }
 
     CpuRanks& group;
-    const Shard mine;
   };
 
-  MeetingPoint meeting_;
   std::vector<float*> addends_;  // of each rank's present sum
-  std::vector<std::unique_ptr<Rank>> ranks_;
 };
 
 }  // namespace
 
 template <>
 std::unique_ptr<RankGroup<Cpu>> make_rank_group<Cpu>(const std::vector<int>& devices) {
-  return std::make_unique<CpuRanks>(static_cast<int64_t>(devices.size()));
+  return std::make_unique<CpuRanks>(devices.size());
 }
 
 }  // namespace ftbert

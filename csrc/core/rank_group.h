@@ -38,13 +38,34 @@ template <class Device>
 class RankGroup {
  public:
   virtual ~RankGroup() = default;
-  virtual Communicator<Device>& at(int64_t rank) = 0;
+  Communicator<Device>& at(int64_t rank) { return *ranks_.at(rank); }
   // A rank has failed: the host threads of the others stop waiting for it.
-  virtual void stop() = 0;
+  void stop() { meeting_.stop(); }
   // After `stop`, when no thread is in a call any more and those before have ended on the devices: ends the kernels
   // that wait, and makes the group usable again.
   virtual void reset() = 0;
   virtual const char* way() const = 0;  // of adding up, in words
+
+ protected:
+  struct Member : Communicator<Device> {
+    Member(MeetingPoint& meeting, Shard shard) : meeting(meeting), mine(shard) {}
+    Shard shard() const override { return mine; }
+    bool records() const override { return false; }
+    bool agree(bool here) override { return meeting.agree(here); }
+
+    MeetingPoint& meeting;
+    const Shard mine;
+  };
+
+  explicit RankGroup(size_t size) : meeting_(static_cast<int64_t>(size)) {}
+  template <class Rank, class Group>
+  void make_ranks(Group& group, size_t size) {
+    for (size_t rank = 0; rank < size; ++rank)
+      ranks_.push_back(std::make_unique<Rank>(group, Shard{static_cast<int64_t>(rank), static_cast<int64_t>(size)}));
+  }
+
+  MeetingPoint meeting_;
+  std::vector<std::unique_ptr<Member>> ranks_;
 };
 
 // devices: of each rank; on the CPU their number counts. GPUs that do not read each other's memory add up through NCCL,
@@ -55,5 +76,8 @@ template <>
 std::unique_ptr<RankGroup<Cpu>> make_rank_group<Cpu>(const std::vector<int>& devices);
 template <>
 std::unique_ptr<RankGroup<Cuda>> make_rank_group<Cuda>(const std::vector<int>& devices);
+
+// GPUs whose sums go through NCCL. Error where it is not there.
+std::unique_ptr<RankGroup<Cuda>> make_nccl_ranks(const std::vector<int>& devices);
 
 }  // namespace ftbert

@@ -11,9 +11,7 @@
 #include "core/context.h"
 #include "core/cuda_check.h"
 #include "core/cuda_owners.h"
-#include "core/device_guard.h"
 #include "core/graph.h"
-#include "core/nccl_ranks.h"
 #include "core/rank_group.h"
 
 namespace ftbert {
@@ -78,18 +76,14 @@ class PeerMemory {
 
 class CudaRanks : public RankGroup<Cuda> {
  public:
-  explicit CudaRanks(const std::vector<int>& devices)
-      : devices_(devices), meeting_(static_cast<int64_t>(devices.size())) {
-    const auto size = static_cast<int64_t>(devices.size());
+  explicit CudaRanks(const std::vector<int>& devices) : RankGroup(devices.size()), devices_(devices) {
     for (const int one : devices)
       for (const int other : devices)
         if (one != other) enable_access(one, other);
     FTBERT_CUDA_CHECK(
         cudaHostAlloc(reinterpret_cast<void**>(&stop_), sizeof(int32_t), cudaHostAllocPortable | cudaHostAllocMapped));
-    for (int64_t rank = 0; rank < size; ++rank) {
-      arrivals_.push_back(std::make_unique<PeerMemory>(devices[rank], kArrivalBytes));
-      ranks_.push_back(std::make_unique<Rank>(*this, Shard{rank, size}));
-    }
+    for (const int device : devices) arrivals_.push_back(std::make_unique<PeerMemory>(device, kArrivalBytes));
+    make_ranks<Rank>(*this, devices.size());
     CudaRanks::reset();
   }
   ~CudaRanks() override {
@@ -100,10 +94,7 @@ class CudaRanks : public RankGroup<Cuda> {
     cudaFreeHost(stop_);
   }
 
-  Communicator<Cuda>& at(int64_t rank) override { return *ranks_.at(rank); }
   const char* way() const override { return "in each other's memory"; }
-
-  void stop() override { meeting_.stop(); }
 
   void reset() override {
     *stop_ = 1;
@@ -119,11 +110,9 @@ class CudaRanks : public RankGroup<Cuda> {
   }
 
  private:
-  struct Rank : Communicator<Cuda> {
-    Rank(CudaRanks& group, Shard shard) : group(group), mine(shard) {}
-    Shard shard() const override { return mine; }
+  struct Rank : Member {
+    Rank(CudaRanks& group, Shard shard) : Member(group.meeting_, shard), group(group) {}
     bool records() const override { return true; }
-    bool agree(bool here) override { return group.meeting_.agree(here); }
     void launch_together(const Context<Cuda>& context, const std::function<void()>& launch) override {
       if (is_recording(context.stream)) return launch();
       agree(true);
@@ -139,7 +128,6 @@ class CudaRanks : public RankGroup<Cuda> {
     void all_reduce(Context<Cuda>&, DType, void*, int64_t) override { throw Error("kernels add up these parts"); }
 
     CudaRanks& group;
-    const Shard mine;
     size_t room = 0;  // of this call's sums
   };
 
@@ -200,12 +188,10 @@ class CudaRanks : public RankGroup<Cuda> {
   }
 
   const std::vector<int> devices_;
-  MeetingPoint meeting_;
   int32_t* stop_ = nullptr;
   std::vector<std::unique_ptr<PeerMemory>> arrivals_;
   std::mutex mutex_;
   std::map<size_t, Room> rooms_;  // by bytes of a part
-  std::vector<std::unique_ptr<Rank>> ranks_;
 };
 
 }  // namespace

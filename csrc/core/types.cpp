@@ -28,6 +28,12 @@ constexpr std::pair<std::string_view, PoolingMode> kPoolings[] = {
 #undef FTBERT_NAMED
 };
 
+constexpr std::string_view kDTypes[] = {
+#define FTBERT_NAME(name) #name,
+    FTBERT_DTYPES(FTBERT_NAME)
+#undef FTBERT_NAME
+};
+
 template <class Table>
 auto look_up(const Table& table, std::string_view name, const char* what) {
   std::string known;
@@ -56,16 +62,6 @@ std::vector<std::pair<std::string_view, std::string_view>> activation_spellings(
   return all;
 }
 
-std::string_view to_string(DType dtype) {
-  switch (dtype) {
-    case DType::fp32: return "fp32";
-    case DType::fp16: return "fp16";
-    case DType::bf16: return "bf16";
-    case DType::e4m3: return "e4m3";
-    case DType::int8: return "int8";
-    case DType::uint8: return "uint8";
-  }
-  return "?";
-}
+std::string_view to_string(DType dtype) { return kDTypes[static_cast<size_t>(dtype)]; }
 
 }  // namespace ftbert

@@ -23,11 +23,12 @@ struct bfloat16_t {
 };
 
 enum class DeviceKind { cpu, cuda };
+#define FTBERT_ENUMERATOR(name) name,
 // Of numbers in memory. How matrices of them are stored, with scales: core/format.h.
-enum class DType { fp32, fp16, bf16, e4m3, int8, uint8 };
-constexpr int64_t bytes_of(DType dtype) {  // an element
-  return dtype == DType::fp32 ? 4 : dtype == DType::fp16 || dtype == DType::bf16 ? 2 : 1;
-}
+#define FTBERT_DTYPES(X) X(fp32) X(fp16) X(bf16) X(e4m3) X(int8) X(uint8)
+enum class DType { FTBERT_DTYPES(FTBERT_ENUMERATOR) };
+constexpr bool is_16_bit(DType dtype) { return dtype == DType::fp16 || dtype == DType::bf16; }
+constexpr int64_t bytes_of(DType dtype) { return dtype == DType::fp32 ? 4 : is_16_bit(dtype) ? 2 : 1; }  // an element
 template <class T>
 inline constexpr DType kDType = DType::fp32;  // of float
 template <>
@@ -37,7 +38,6 @@ inline constexpr DType kDType<bfloat16_t> = DType::bf16;
 
 // All activations; what a new one needs besides: CONTRIBUTING.md.
 #define FTBERT_ACTIVATIONS(X) X(none) X(gelu_erf) X(gelu_tanh) X(relu) X(silu) X(tanh)
-#define FTBERT_ENUMERATOR(name) name,
 enum class Activation { FTBERT_ACTIVATIONS(FTBERT_ENUMERATOR) };
 enum class PositionKind {
   none,          // no position table (relative bias, rotary positions)

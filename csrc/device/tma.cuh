@@ -58,6 +58,26 @@ __device__ inline void store_async(uint32_t shared, float4 v, uint32_t barrier, 
 __device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
 __device__ inline void cluster_arrived() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 
+// To the same address in block `rank`. Seen by those who are behind cluster_arrived(), when this thread has been at
+// cluster_publish().
+__device__ inline void store_in_cluster(uint32_t shared, float2 x, int rank) {
+  asm volatile(
+      "{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %3; st.shared::cluster.v2.f32 [there], {%1, %2}; }" ::"r"(
+          shared),
+      "f"(x.x), "f"(x.y), "r"(rank)
+      : "memory");
+}
+__device__ inline void store_in_cluster(uint32_t shared, float4 x, int rank) {
+  asm volatile(
+      "{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %5; "
+      "st.shared::cluster.v4.f32 [there], {%1, %2, %3, %4}; }" ::"r"(shared),
+      "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "r"(rank)
+      : "memory");
+}
+
+// cluster_arrive, with what this thread wrote.
+__device__ inline void cluster_publish() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+
 // The box at (column, row) of a matrix to shared memory; zeros beyond its edges.
 __device__ inline void tma_load(uint32_t shared, const CUtensorMap& map, int column, int row, uint32_t barrier) {
   asm volatile(

@@ -79,105 +79,75 @@ __device__ void warpgroup_keep(uint32_t (&a)[kCount][4]) {
   ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111" \
   ",%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
-// The instruction for elements E.
-#define FTBERT_OF_E(instruction, ...) \
-  if constexpr (__is_same(E, __half)) \
-    instruction("f16", __VA_ARGS__);  \
-  else                                \
-    instruction("bf16", __VA_ARGS__)
-
-// The same where elements may be E4M3: the steps of k, the types, and what follows the signs of a and b.
-#define FTBERT_NT_OF_E(...)                              \
-  if constexpr (__is_same(E, __half))                    \
-    FTBERT_NT("k16.f32.f16.f16", ", 0, 0", __VA_ARGS__); \
-  else if constexpr (__is_same(E, e4m3_t))               \
-    FTBERT_NT("k32.f32.e4m3.e4m3", "", __VA_ARGS__);     \
-  else                                                   \
-    FTBERT_NT("k16.f32.bf16.bf16", ", 0, 0", __VA_ARGS__)
+// instruction(columns, d's registers, the numbers of six operands behind them, d) of d [64, columns].
+#define FTBERT_BY_COLUMNS(instruction)                                                                              \
+  if constexpr (kColumns8 == 2) {                                                                                   \
+    instruction(16, FTBERT_D8, 8, 9, 10, 11, 12, 13, FTBERT_R4(d, 0), FTBERT_R4(d, 1));                             \
+  } else if constexpr (kColumns8 == 4) {                                                                            \
+    instruction(32, FTBERT_D16, 16, 17, 18, 19, 20, 21, FTBERT_R16(d, 0));                                          \
+  } else if constexpr (kColumns8 == 5) {                                                                            \
+    instruction(40, FTBERT_D20, 20, 21, 22, 23, 24, 25, FTBERT_R16(d, 0), FTBERT_R4(d, 4));                         \
+  } else if constexpr (kColumns8 == 6) {                                                                            \
+    instruction(48, FTBERT_D24, 24, 25, 26, 27, 28, 29, FTBERT_R16(d, 0), FTBERT_R4(d, 4), FTBERT_R4(d, 5));        \
+  } else if constexpr (kColumns8 == 8) {                                                                            \
+    instruction(64, FTBERT_D32, 32, 33, 34, 35, 36, 37, FTBERT_R16(d, 0), FTBERT_R16(d, 4));                        \
+  } else if constexpr (kColumns8 == 9) {                                                                            \
+    instruction(72, FTBERT_D36, 36, 37, 38, 39, 40, 41, FTBERT_R16(d, 0), FTBERT_R16(d, 4), FTBERT_R4(d, 8));       \
+  } else if constexpr (kColumns8 == 10) {                                                                           \
+    instruction(80, FTBERT_D40, 40, 41, 42, 43, 44, 45, FTBERT_R16(d, 0), FTBERT_R16(d, 4), FTBERT_R4(d, 8),        \
+                FTBERT_R4(d, 9));                                                                                   \
+  } else if constexpr (kColumns8 == 12) {                                                                           \
+    instruction(96, FTBERT_D48, 48, 49, 50, 51, 52, 53, FTBERT_R16(d, 0), FTBERT_R16(d, 4), FTBERT_R16(d, 8));      \
+  } else if constexpr (kColumns8 == 16) {                                                                           \
+    instruction(128, FTBERT_D64, 64, 65, 66, 67, 68, 69, FTBERT_R64(d, 0));                                         \
+  } else if constexpr (kColumns8 == 24) {                                                                           \
+    instruction(192, FTBERT_D96, 96, 97, 98, 99, 100, 101, FTBERT_R64(d, 0), FTBERT_R16(d, 16), FTBERT_R16(d, 20)); \
+  } else if constexpr (kColumns8 == 32) {                                                                           \
+    instruction(256, FTBERT_D128, 128, 129, 130, 131, 132, 133, FTBERT_R64(d, 0), FTBERT_R64(d, 16));               \
+  } else                                                                                                            \
+    static_assert(kColumns8 < 0, "no instruction has so many columns")
 
 // d [64, 8 * kColumns8] (+)= a [64, s] @ b [8 * kColumns8, s]^T, both in shared memory with k contiguous; s: 32 bytes.
 template <class E, int kColumns8>
 __device__ void warpgroup_multiply_nt(float (&d)[kColumns8][4], uint64_t a, uint64_t b, bool add) {
-  static_assert(kColumns8 == 4 || kColumns8 == 6 || kColumns8 == 8 || kColumns8 == 12 || kColumns8 == 16 ||
-                kColumns8 == 24 || kColumns8 == 32);
-#define FTBERT_NT(types, turns, shape, registers, a_at, b_at, add_at, ...)                               \
-  asm volatile("{ .reg .pred p; setp.ne.b32 p, " add_at ", 0; wgmma.mma_async.sync.aligned." shape types \
-               " {" registers "}, " a_at ", " b_at ", p, 1, 1" turns "; }"                               \
-               : __VA_ARGS__                                                                             \
+// types: the steps of k and the types; turns: what follows the signs of a and b.
+#define FTBERT_TYPED(types, turns, columns, registers, a_at, b_at, add_at, x, y, z, ...)                          \
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %" #add_at ", 0; wgmma.mma_async.sync.aligned.m64n" #columns types \
+               " {" registers "}, %" #a_at ", %" #b_at ", p, 1, 1" turns "; }"                                    \
+               : __VA_ARGS__                                                                                      \
                : "l"(a), "l"(b), "r"(static_cast<int>(add)))
-  if constexpr (kColumns8 == 4) {
-    FTBERT_NT_OF_E("m64n32", FTBERT_D16, "%16", "%17", "%18", FTBERT_R16(d, 0));
-  } else if constexpr (kColumns8 == 6) {
-    FTBERT_NT_OF_E("m64n48", FTBERT_D24, "%24", "%25", "%26", FTBERT_R16(d, 0), FTBERT_R4(d, 4), FTBERT_R4(d, 5));
-  } else if constexpr (kColumns8 == 8) {
-    FTBERT_NT_OF_E("m64n64", FTBERT_D32, "%32", "%33", "%34", FTBERT_R16(d, 0), FTBERT_R16(d, 4));
-  } else if constexpr (kColumns8 == 12) {
-    FTBERT_NT_OF_E("m64n96", FTBERT_D48, "%48", "%49", "%50", FTBERT_R16(d, 0), FTBERT_R16(d, 4), FTBERT_R16(d, 8));
-  } else if constexpr (kColumns8 == 16) {
-    FTBERT_NT_OF_E("m64n128", FTBERT_D64, "%64", "%65", "%66", FTBERT_R64(d, 0));
-  } else if constexpr (kColumns8 == 32) {
-    FTBERT_NT_OF_E("m64n256", FTBERT_D128, "%128", "%129", "%130", FTBERT_R64(d, 0), FTBERT_R64(d, 16));
-  } else {
-    FTBERT_NT_OF_E("m64n192", FTBERT_D96, "%96", "%97", "%98", FTBERT_R64(d, 0), FTBERT_R16(d, 16), FTBERT_R16(d, 20));
-  }
-#undef FTBERT_NT
+#define FTBERT_INSTRUCTION(...)                             \
+  if constexpr (__is_same(E, __half))                       \
+    FTBERT_TYPED("k16.f32.f16.f16", ", 0, 0", __VA_ARGS__); \
+  else if constexpr (__is_same(E, e4m3_t))                  \
+    FTBERT_TYPED("k32.f32.e4m3.e4m3", "", __VA_ARGS__);     \
+  else                                                      \
+    FTBERT_TYPED("k16.f32.bf16.bf16", ", 0, 0", __VA_ARGS__)
+  FTBERT_BY_COLUMNS(FTBERT_INSTRUCTION);
+#undef FTBERT_TYPED
+#undef FTBERT_INSTRUCTION
 }
 
-// d [64, 8 * kColumns8] += a [64, 16] @ b [16, 8 * kColumns8], a in registers, b in shared memory with columns
-// contiguous.
-template <class E, int kColumns8>
-__device__ void warpgroup_multiply_add_nn(float (&d)[kColumns8][4], const uint32_t (&a)[4], uint64_t b) {
-  static_assert(kColumns8 == 5 || kColumns8 == 9 || kColumns8 == 10 || kColumns8 == 12 || kColumns8 == 16 ||
-                kColumns8 == 32);
-#define FTBERT_NN(type, shape, registers, a_at, b_at, ...)                                                          \
-  asm volatile("wgmma.mma_async.sync.aligned." shape "k16.f32." type "." type " {" registers "}, {" a_at "}, " b_at \
-               ", 1, 1, 1, 1;"                                                                                      \
-               : __VA_ARGS__                                                                                        \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
-  if constexpr (kColumns8 == 5) {
-    FTBERT_OF_E(FTBERT_NN, "m64n40", FTBERT_D20, "%20,%21,%22,%23", "%24", FTBERT_R16(d, 0), FTBERT_R4(d, 4));
-  } else if constexpr (kColumns8 == 9) {
-    FTBERT_OF_E(FTBERT_NN, "m64n72", FTBERT_D36, "%36,%37,%38,%39", "%40", FTBERT_R16(d, 0), FTBERT_R16(d, 4),
-                FTBERT_R4(d, 8));
-  } else if constexpr (kColumns8 == 10) {
-    FTBERT_OF_E(FTBERT_NN, "m64n80", FTBERT_D40, "%40,%41,%42,%43", "%44", FTBERT_R16(d, 0), FTBERT_R16(d, 4),
-                FTBERT_R4(d, 8), FTBERT_R4(d, 9));
-  } else if constexpr (kColumns8 == 12) {
-    FTBERT_OF_E(FTBERT_NN, "m64n96", FTBERT_D48, "%48,%49,%50,%51", "%52", FTBERT_R16(d, 0), FTBERT_R16(d, 4),
-                FTBERT_R16(d, 8));
-  } else if constexpr (kColumns8 == 16) {
-    FTBERT_OF_E(FTBERT_NN, "m64n128", FTBERT_D64, "%64,%65,%66,%67", "%68", FTBERT_R64(d, 0));
-  } else {
-    FTBERT_OF_E(FTBERT_NN, "m64n256", FTBERT_D128, "%128,%129,%130,%131", "%132", FTBERT_R64(d, 0), FTBERT_R64(d, 16));
-  }
-#undef FTBERT_NN
+// d [64, 8 * kColumns8] += a [64, 16] @ b [16, 8 * kColumns8], a in registers, b in shared memory with k contiguous, or
+// where kTurned is 1 with columns contiguous.
+template <class E, int kTurned, int kColumns8>
+__device__ void warpgroup_multiply_add(float (&d)[kColumns8][4], const uint32_t (&a)[4], uint64_t b) {
+#define FTBERT_TYPED(type, columns, registers, turn_at, a0, a1, a2, a3, b_at, ...)                              \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." type "." type " {" registers "}, {%" #a0 \
+               ",%" #a1 ",%" #a2 ",%" #a3 "}, %" #b_at ", 1, 1, 1, %" #turn_at ";"                              \
+               : __VA_ARGS__                                                                                    \
+               : "n"(kTurned), "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+#define FTBERT_INSTRUCTION(...)       \
+  if constexpr (__is_same(E, __half)) \
+    FTBERT_TYPED("f16", __VA_ARGS__); \
+  else                                \
+    FTBERT_TYPED("bf16", __VA_ARGS__)
+  FTBERT_BY_COLUMNS(FTBERT_INSTRUCTION);
+#undef FTBERT_TYPED
+#undef FTBERT_INSTRUCTION
 }
 
-// The same with b [8 * kColumns8, 16], k contiguous: d += a @ b^T.
-template <class E, int kColumns8>
-__device__ void warpgroup_multiply_add_nt(float (&d)[kColumns8][4], const uint32_t (&a)[4], uint64_t b) {
-  static_assert(kColumns8 == 2 || kColumns8 == 4 || kColumns8 == 8 || kColumns8 == 16 || kColumns8 == 32);
-#define FTBERT_NT(type, shape, registers, a_at, b_at, ...)                                                          \
-  asm volatile("wgmma.mma_async.sync.aligned." shape "k16.f32." type "." type " {" registers "}, {" a_at "}, " b_at \
-               ", 1, 1, 1, 0;"                                                                                      \
-               : __VA_ARGS__                                                                                        \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
-  if constexpr (kColumns8 == 2) {
-    FTBERT_OF_E(FTBERT_NT, "m64n16", FTBERT_D8, "%8,%9,%10,%11", "%12", FTBERT_R4(d, 0), FTBERT_R4(d, 1));
-  } else if constexpr (kColumns8 == 4) {
-    FTBERT_OF_E(FTBERT_NT, "m64n32", FTBERT_D16, "%16,%17,%18,%19", "%20", FTBERT_R16(d, 0));
-  } else if constexpr (kColumns8 == 8) {
-    FTBERT_OF_E(FTBERT_NT, "m64n64", FTBERT_D32, "%32,%33,%34,%35", "%36", FTBERT_R16(d, 0), FTBERT_R16(d, 4));
-  } else if constexpr (kColumns8 == 16) {
-    FTBERT_OF_E(FTBERT_NT, "m64n128", FTBERT_D64, "%64,%65,%66,%67", "%68", FTBERT_R64(d, 0));
-  } else {
-    FTBERT_OF_E(FTBERT_NT, "m64n256", FTBERT_D128, "%128,%129,%130,%131", "%132", FTBERT_R64(d, 0), FTBERT_R64(d, 16));
-  }
-#undef FTBERT_NT
-}
-
-#undef FTBERT_OF_E
-#undef FTBERT_NT_OF_E
+#undef FTBERT_BY_COLUMNS
 #undef FTBERT_R4
 #undef FTBERT_R16
 #undef FTBERT_R64

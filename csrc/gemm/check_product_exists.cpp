@@ -13,12 +13,10 @@ std::string capability_text(int capability) {
   return std::to_string(capability / 10) + "." + std::to_string(capability % 10);
 }
 
-bool has_16_bits(DType type) { return type == DType::fp16 || type == DType::bf16; }
-
 // Beside a matrix with scales a GPU's stream has 16 bits, beside another the matrix's type.
 bool is_beside(DeviceKind device, DType stream, const Format& weight) {
   if (device == DeviceKind::cpu) return stream == DType::fp32;
-  return weight.block == kNoScales ? stream == weight.numbers : has_16_bits(stream);
+  return weight.block == kNoScales ? stream == weight.numbers : is_16_bit(stream);
 }
 
 bool is_computed(DeviceKind device, const Format& weight) {

@@ -33,6 +33,20 @@ struct CpuProducts {
 CpuProducts& cblas_products();
 std::string cblas_name();
 
+// ---- on CUDA; no CUDA header: plans_cuda.cpp, or gemm_none.cpp in a build without CUDA ----------------------------
+
+// The cuBLASLt handle and the plans of one device: process-wide, made on first use, never destroyed, locked inside.
+// cuBLASLt allocates when its handle is made, so the first use must not lie inside a stream capture.
+ProductPlans* product_plans(int device);
+
+// Workspace that Context<Cuda>::gemm_workspace should have on this device, 256-byte aligned.
+size_t gemm_workspace_bytes(int device);
+
+// "cuBLASLt 13.1.1": of the library loaded, not of the headers. Tuned tables are keyed by it.
+std::string gemm_library_version();
+
+// ---- which products there are --------------------------------------------------------------------------------------
+
 // Error where no product here multiplies rows of a stream of this type by a weight of this format, and which of device,
 // stream and format is in the way. capability: of a GPU, 10 * major + minor.
 void check_format_exists(DeviceKind device, int capability, DType stream, const Format& weight);

@@ -1,7 +1,7 @@
 // What the headers of gemm/ promise of a GPU, in a build without CUDA.
 #include "core/check.h"
 #include "core/device.h"
-#include "gemm/cublaslt.h"
+#include "gemm/gemm.h"
 #include "gemm/gpu/own.h"
 #include "gemm/table.h"
 #include "gemm/tuner/tuner.h"

@@ -21,7 +21,7 @@ struct ExchangedMoments {
 // Who norms the rows between the products of a call (layers/prepared.h).
 enum class NormedBy {
   kernels,  // norm kernels, or the product ahead whole
-  reader,   // the product behind, of up to eight rows (hopper/few_rows.h), which also adds to the residual
+  reader,   // the product behind, of up to eight rows (gpu/own.h), which also adds to the residual
   moments,  // the products on both sides (gpu/deferred_norm.h)
 };
 
@@ -103,10 +103,13 @@ size_t weight_scratch_bytes(const Context<Device>&, const Linear<T>&, int64_t) {
 template <class T>
 size_t weight_scratch_bytes(const Context<Cuda>& context, const Linear<T>& linear, int64_t rows);
 
-// An operand at `memory` as the product `next` wishes to read it: in the type that it does not convert first, with the
-// scales that it knows.
-template <class Device, class T>
-Operand wished_by(const Linear<T>& next, T* memory);
+// An operand at `memory` as the product `next` wishes to read it: in the format that it does not convert first, with
+// the scales that it knows.
+template <class T>
+Operand wished_by(const Linear<T>& next, T* memory) {
+  const Format* const format = next.weight.format->other;
+  return format ? Operand{memory, format, next.input} : Operand::of(memory);
+}
 
 // How many rows the next product should take where `rows` are left: fewer, or up to kGemmRowSlack more, which are
 // computed from whatever lies there and never read. A CPU library that compiles a kernel per m so meets few of them; a

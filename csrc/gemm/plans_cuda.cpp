@@ -10,9 +10,9 @@
 
 #include "core/check.h"
 #include "core/cuda_check.h"
+#include "core/cuda_owners.h"
 #include "core/device.h"
-#include "core/device_guard.h"
-#include "gemm/cublaslt.h"
+#include "gemm/gemm.h"
 #include "gemm/plans.h"
 
 namespace ftbert {
@@ -324,9 +324,8 @@ bool is_known(std::string_view kernel, std::string_view variant) {
 }
 
 size_t gemm_workspace_bytes(int device) {
-  int major = 0;
-  FTBERT_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  return size_t{major >= 9 ? 32u : 4u} << 20;  // NVIDIA's advice for cuBLAS on Hopper and before it
+  // NVIDIA's advice for cuBLAS on Hopper and before it.
+  return size_t{cuda_context(device, nullptr).capability >= 90 ? 32u : 4u} << 20;
 }
 
 std::string gemm_library_version() {

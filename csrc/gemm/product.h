@@ -134,7 +134,7 @@ template <class T>
 Product product_of(const Linear<T>& linear, int64_t m, const Operand& a, DType c, Epilogue epilogue) {
   epilogue.bias = epilogue.bias && linear.bias;
   const Matrix& b = linear.weight;
-  return {.m = m, .n = b.n, .k = b.k, .a = a.dtype, .b = b.format, .c = c, .epilogue = epilogue};
+  return {.m = m, .n = b.n, .k = b.k, .a = a.dtype(), .b = b.format, .c = c, .epilogue = epilogue};
 }
 // The same where both edges are of the stream's type.
 template <class T>

@@ -7,15 +7,6 @@
 
 namespace ftbert {
 
-// A product in bf16 rounds its operands, so it reads rows stored in bf16 as they are. A product of int8 reads byte
-// rows; a product of q8_0 makes blocks itself.
-template <>
-Operand wished_by<Cpu, float>(const Linear<float>& next, float* memory) {
-  const Format* const format = next.weight.format->other;
-  if (!format) return Operand::of(memory);
-  return {.data = memory, .dtype = format->numbers, .per = granularity_of(*format), .smooth = next.input};
-}
-
 template <>
 int64_t gemm_rows(const Context<Cpu>& context, int64_t rows) {
   return context.products->rows(rows);
@@ -34,8 +25,8 @@ Operand linear_in_one_piece(Context<Cpu>& context, const Linear<float>& linear, 
     const Operand made =
         run_kernel(context, linear, a.from(first, linear.weight.k), rows, epilogue, part, /*in_one_piece=*/true);
     if (first == 0 && count == m) return made;
-    all.dtype = made.dtype;  // also of the rows that follow
-    const int64_t row_bytes = cols * bytes_of(made.dtype);
+    all.format = made.format;  // also of the rows that follow
+    const int64_t row_bytes = cols * bytes_of(made.dtype());
     if (made.data != part.data) {
       const auto* source = static_cast<const char*>(made.data);
       auto* to = static_cast<char*>(part.data);

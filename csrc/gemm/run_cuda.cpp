@@ -9,7 +9,6 @@
 #include "gemm/gemm.h"
 #include "gemm/gpu/own.h"
 #include "gemm/gpu/turned_product.h"
-#include "gemm/hopper/few_rows.h"
 #include "gemm/plans.h"
 #include "kernels/kernels.h"
 
@@ -65,15 +64,11 @@ Epilogue split_off(Context<Cuda>& context, Product& product, const ProductData& 
   return supported() ? Epilogue{} : std::exchange(product.epilogue, {});
 }
 
-// The rows of a in the type that this weight multiplies; Error where they are stored in another.
-template <class T>
-const void* operand_of(const Linear<T>& weights, const Operand& a) {
-  return weights.weight.format->numbers == DType::e4m3 ? a.scaled_e4m3() : static_cast<const void*>(a.template as<T>());
-}
-
+// Error where the rows of a are stored in another type than this weight multiplies.
 template <class T>
 ProductData data_of(const Product& product, const Linear<T>& weights, const Operand& a, void* c) {
-  return {.a = operand_of(weights, a),
+  const bool e4m3 = weights.weight.format->numbers == DType::e4m3;
+  return {.a = e4m3 ? static_cast<const void*>(a.scaled_e4m3()) : a.template as<T>(),
           .b = weights.weight.data,
           .bias = product.epilogue.bias ? weights.bias : nullptr,
           .c = c,
@@ -192,29 +187,29 @@ bool run_whole(const Context<Cuda>& context, Sentence<T>& all) {
 template <class T>
 Operand linear_alone(Context<Cuda>& context, const Linear<T>& weights, const Operand& a, int64_t m, Epilogue epilogue,
                      const Operand& out) {
-  const bool e4m3 = weights.weight.format->numbers == DType::e4m3, narrow = e4m3 && out.dtype == DType::e4m3;
-  FTBERT_CHECK(out.dtype != DType::e4m3 || (out.per == Granularity::tensor && out.scale),
+  const bool e4m3 = weights.weight.format->numbers == DType::e4m3, narrow = e4m3 && out.dtype() == DType::e4m3;
+  FTBERT_CHECK(out.dtype() != DType::e4m3 || (out.format == &formats::e4m3_tensor && out.scale),
                "a result in e4m3 needs one scale");
-  Operand made = out.dtype == DType::e4m3 && !narrow ? Operand::of(static_cast<T*>(out.data)) : out;
+  Operand made = out.dtype() == DType::e4m3 && !narrow ? Operand::of(static_cast<T*>(out.data)) : out;
   if (!narrow) made.template as<T>();
   const int64_t n = weights.weight.n, k = weights.weight.k;
   if (m == 0 || n == 0) return made;
   int64_t step = std::max<int64_t>(1, kMostElements / std::max(n, k));
   if (step > 1024) step -= step % 1024;
   const int64_t cols = epilogue.columns(n);
-  Product product = product_of(weights, std::min(step, m), a, made.dtype, epilogue);
+  Product product = product_of(weights, std::min(step, m), a, made.dtype(), epilogue);
   ProductData data = data_of(product, weights, a, made.data);
   if (epilogue.gate != Gate::none) data.sums = static_cast<T*>(out.data) + m * cols;
   data.c_scale = made.scale;
   const T* const bias = static_cast<const T*>(data.bias);
   const Epilogue split = split_off<T>(context, product, data);
-  if (product.c != made.dtype) made = Operand::of(static_cast<T*>(out.data)), data.c_scale = nullptr;
+  if (product.c != made.dtype()) made = Operand::of(static_cast<T*>(out.data)), data.c_scale = nullptr;
   if (!product.epilogue.bias) data.bias = nullptr;
   const char* const from = static_cast<const char*>(data.a);
   for (int64_t first = 0; first < m; first += step) {
     product.m = std::min(step, m - first);
     data.a = from + first * k * bytes_of(product.a);
-    T* const to = reinterpret_cast<T*>(static_cast<char*>(made.data) + first * cols * bytes_of(made.dtype));
+    T* const to = reinterpret_cast<T*>(static_cast<char*>(made.data) + first * cols * bytes_of(made.dtype()));
     data.c = split.gate == Gate::none ? to : data.sums;
     const Epilogue after = run(context, product, data);
     const Epilogue& left = split == Epilogue{} ? after : split;
@@ -287,13 +282,6 @@ Made<T> linear(Context<Device>& context, const Linear<T>& weights, const Edge<T>
   return {.rows = {linear_alone(context, weights, a.rows, m, epilogue, out)}};
 }
 
-template <class Device, class T>
-Operand wished_by(const Linear<T>& next, T* memory) {
-  if (!next.input) return Operand::of(memory);
-  const Format& format = *next.weight.format->other;
-  return {.data = memory, .dtype = format.numbers, .scale = next.input, .per = granularity_of(format)};
-}
-
 template <>
 int64_t gemm_rows(const Context<Cuda>&, int64_t rows) {
   return cuda_gemm_rows(rows);
@@ -334,7 +322,6 @@ void gemm(Context<Device>& context, const Product& product, const T* a, const T*
 #define FTBERT_INSTANTIATE(T)                                                                          \
   template Made<T> linear(Context<Cuda>&, const Linear<T>&, const Edge<T>&, int64_t, const Ending<T>&, \
                           const Operand&);                                                             \
-  template Operand wished_by<Cuda, T>(const Linear<T>&, T*);                                           \
   template int64_t product_rows(const Context<Cuda>&, const Linear<T>&, int64_t);                      \
   template size_t weight_scratch_bytes(const Context<Cuda>&, const Linear<T>&, int64_t);               \
   template bool is_one_kernel(const Context<Cuda>&, const Linear<T>&, const Product&);                 \

@@ -140,7 +140,7 @@ template <>
 void add_bias_gate<Cpu, float>(Context<Cpu>& context, const Operand& x, const float* bias, Activation activation,
                                int64_t rows, int64_t cols, const Operand& out) {
   for (const Operand* one : {&x, &out}) {  // or an error
-    if (one->dtype == DType::bf16)
+    if (one->dtype() == DType::bf16)
       one->as<bfloat16_t>();
     else
       one->as<float>();
@@ -198,7 +198,7 @@ void embeddings_layernorm<Cpu, float>(Context<Cpu>& context, const EmbeddingTabl
                                       const int64_t* input_ids, const int64_t* token_type_ids, const int64_t* to_padded,
                                       const int32_t* positions, int64_t tokens, int64_t cols, float* out,
                                       const Operand& copy) {
-  if (tables.word.dtype != DType::int8 || tables.word.per != Granularity::row) tables.word.as<float>();  // or an error
+  if (tables.word.format != &formats::int8) tables.word.as<float>();  // or an error
   if (copy) copy.byte_rows();
   isa_kernels().embeddings_layernorm(context, tables, input_ids, token_type_ids, to_padded, positions, tokens, cols,
                                      out, copy);
@@ -206,7 +206,7 @@ void embeddings_layernorm<Cpu, float>(Context<Cpu>& context, const EmbeddingTabl
 
 template <>
 void quantise<Cpu, float>(Context<Cpu>& context, const float* x, int64_t rows, int64_t cols, const Operand& out) {
-  out.dtype == DType::uint8 ? out.byte_rows() : out.scaled_e4m3();  // or an error
+  out.dtype() == DType::uint8 ? out.byte_rows() : out.scaled_e4m3();  // or an error
   isa_kernels().quantise(context, x, rows, cols, out);
 }
 
@@ -225,7 +225,7 @@ void pooling<Cpu, float>(Context<Cpu>& context, const float* hidden, const int32
 template <>
 void rotary<Cpu, float>(Context<Cpu>& context, const Heads& heads, const HeadRules<float>& rules, int64_t rows,
                         const Operand& qkv, const CacheRows<float>& cache) {
-  if (qkv.dtype != DType::bf16 || cache) qkv.as<float>();  // or an error
+  if (qkv.dtype() != DType::bf16 || cache) qkv.as<float>();  // or an error
   isa_kernels().rotary(context, heads, rules, rows, qkv, cache);
 }
 

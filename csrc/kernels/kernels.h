@@ -163,7 +163,7 @@ void add_bias_gate(Context<Device>& context, const Operand& x, const T* bias, Ac
 // ---- quantise ----------------------------------------------------------------------------------------------
 
 // out = x / scale in e4m3, to nearest, ties to even: 448 of what is more, NaN of NaN. On the CPU also byte rows
-// (core/format.h), whose columns are first multiplied by out.smooth. For edges whose producer stores nothing but T.
+// (core/format.h), whose columns are first multiplied by out.scale. For edges whose producer stores nothing but T.
 template <class Device, class T>
 void quantise(Context<Device>& context, const T* x, int64_t rows, int64_t cols,
               const Operand& out);  // [rows, cols]; apart from x

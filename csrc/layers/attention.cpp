@@ -18,13 +18,6 @@ CacheRows<T> cache_rows_of(const Layer<T>& layer, const Batch& batch, const Run&
           batch.cache->template values<T>(layer.index)};
 }
 
-// columns: as Batch::columns.
-template <class T>
-ScorePolicy<T> policy_of(const Layer<T>& layer, const int32_t* columns) {
-  const AttentionConfig& c = layer.config.attention;
-  return {c.window, {layer.relative_bias, columns, layer.relative_span}, {c.soft_cap}};
-}
-
 std::string words_of(const Window& window) {
   const auto side = [](int keys) { return keys == Window::kAll ? "all" : std::to_string(keys); };
   return window.set() ? "window " + side(window.left) + ", " + side(window.right) : "all keys";
@@ -34,7 +27,7 @@ std::string words_of(const Window& window) {
 template <class T>
 std::string kernels_by_length(const Context<Cuda>& context, const Layer<T>& layer, int64_t texts, int64_t longest) {
   const auto name_at = [&](int64_t length) {
-    return attention_kernel_name<T>(context, layer.config.attention.heads, policy_of(layer, nullptr), texts, length);
+    return attention_kernel_name<T>(context, layer.config.attention.heads, policy_of(layer), texts, length);
   };
   std::string all = std::to_string(texts) + (texts == 1 ? " text: " : " texts: ");
   const int64_t shortest = std::min<int64_t>(16, longest);
@@ -76,7 +69,7 @@ template <class Device, class T>
 AttentionChoice choose_attention(const Context<Device>& context, const std::vector<Layer<T>>& layers,
                                  std::optional<AttentionPath> asked) {
   for (const Layer<T>& layer : layers) {
-    const ScoreMembers set = policy_of(layer, nullptr).set();
+    const ScoreMembers set = policy_of(layer).set();
     const std::string lacks = why_no_fused_attention<Device, T>(context, layer.config.attention.heads, set);
     if (lacks.empty()) continue;
     FTBERT_CHECK(asked != AttentionPath::fused, "the fused attention path ", lacks, "; use the general path");
@@ -96,8 +89,7 @@ std::string describe_kernels(const Context<Device>& context, const std::vector<L
                          kernels_by_length(context, layer, 64, longest);
       if (c.window.right == 0)
         kind.append("; a token behind a cache: ")
-            .append(attention_kernel_name<T>(context, c.heads, policy_of(layer, nullptr), 1, longest,
-                                             AttentionUse::decode));
+            .append(attention_kernel_name<T>(context, c.heads, policy_of(layer), 1, longest, AttentionUse::decode));
       if (std::find(kinds.begin(), kinds.end(), kind) == kinds.end()) kinds.push_back(kind);
     }
     for (const std::string& kind : kinds) all += (all.empty() ? "" : " | ") + kind;
@@ -115,8 +107,9 @@ Operand attend(Context<Device>& context, const Layer<T>& layer, const Batch& bat
   Sequences sequences = batch.of(run);
   const bool one_each = sequences.max_q == 1 && batch.shared_prefix == 0;
   if (queries != Queries::all) sequences.max_q = 1;
-  const Operand wished{b.qkv,
-                       fused && !batch.cache ? attention_operand<Device, T>(*layer.qkv.weight.format) : kDType<T>};
+  const Operand wished{b.qkv, fused && !batch.cache
+                                  ? &plain_format(attention_operand<Device, T>(*layer.qkv.weight.format))
+                                  : kFormat<T>};
   const HeadRules<T> rules{layer.q_norm, layer.k_norm, layer.rotation, batch.turns() + run.first_token};
   // The general path adds the bias itself, in its own order, unless it belongs to what heads become.
   const bool biased = fused || rules;
@@ -128,7 +121,7 @@ Operand attend(Context<Device>& context, const Layer<T>& layer, const Batch& bat
       wished);
   const Operand& qkv = made.rows.rows;
   const bool turned = made.heads;
-  if (fused && one_each && !turned && qkv.dtype == kDType<T> &&
+  if (fused && one_each && !turned && qkv.dtype() == kDType<T> &&
       attention_of_new_tokens(context, c.heads, rules, qkv.as<T>(), sequences, cache, policy, b.attention_scratch,
                               static_cast<T*>(out.data)))
     return Operand::of(static_cast<T*>(out.data));
@@ -140,7 +133,7 @@ Operand attend(Context<Device>& context, const Layer<T>& layer, const Batch& bat
     repeat_prefix<Device, T>(context, c.heads.kv_width(), batch.shared_prefix, sequences.cu_k, sequences.count,
                              cache.count, cache.keys, cache.values);
   if (queries == Queries::last)
-    last_rows_to_first<Device, T>(context, sequences, qkv.dtype, c.heads.width(), c.heads.qkv_width(), qkv.data);
+    last_rows_to_first<Device, T>(context, sequences, qkv.dtype(), c.heads.width(), c.heads.qkv_width(), qkv.data);
   QueriesKeysValues found = QueriesKeysValues::side_by_side(qkv, c.heads);
   if (cache) found.k = {cache.keys, c.heads.kv_width()}, found.v = {cache.values, c.heads.kv_width()};
   if (fused) return attention<Device, T>(context, c.heads, found, sequences, policy, b.attention_scratch, out);

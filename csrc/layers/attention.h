@@ -12,6 +12,13 @@
 
 namespace ftbert {
 
+// columns: as Batch::columns.
+template <class T>
+ScorePolicy<T> policy_of(const Layer<T>& layer, const int32_t* columns = nullptr) {
+  const AttentionConfig& c = layer.config.attention;
+  return {c.window, {layer.relative_bias, columns, layer.relative_span}, {c.soft_cap}};
+}
+
 struct AttentionChoice {
   AttentionPath path = AttentionPath::fused;
   std::string reason;  // for people

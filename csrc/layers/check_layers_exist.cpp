@@ -1,10 +1,9 @@
-#include "layers/check_layers_exist.h"
-
 #include <optional>
 #include <set>
 #include <string>
 
 #include "core/check.h"
+#include "layers/layer_stack.h"
 
 namespace ftbert {
 namespace {

@@ -8,9 +8,10 @@ namespace {
 
 // The queries that the rows need. The last of each sequence can take the place of its first, for which kernels can
 // stop, where a score does not depend on the place of its query; the general path computes all in any case.
-Queries queries_of(RowKind rows, const AttentionConfig& attention, AttentionPath path) {
+template <class T>
+Queries queries_of(RowKind rows, const Layer<T>& layer, AttentionPath path) {
   if (rows == RowKind::first) return Queries::first;
-  const bool placeless = !attention.relative_bias && attention.window == Window{};
+  const bool placeless = policy_of(layer).set().without({ScoreMember::soft_cap}) == ScoreMembers();
   return rows == RowKind::last && placeless && path == AttentionPath::fused ? Queries::last : Queries::all;
 }
 
@@ -25,7 +26,7 @@ void LayerStack<Device, T>::run_chosen_rows(Context<Device>& context, const Batc
   const Layer<T>& layer = weights_.layers[last];
   const int64_t width = layer.config.attention.heads.width();
   const Stream<Device, T> stream{x, b.normed};
-  const Queries queries = queries_of(batch.rows.kind, layer.config.attention, path_);
+  const Queries queries = queries_of(batch.rows.kind, layer, path_);
   const OutputRows attended = queries == Queries::all ? batch.rows : OutputRows{RowKind::first};
   for (const Run& run : runs) {
     attend(context, layer, batch, run, stream.from(run.first_token, config_.hidden), queries, path_, b,

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <limits>
-#include <string>
+#include <type_traits>
 
 #include "core/check.h"
 #include "core/device.h"
@@ -11,22 +11,18 @@
 namespace ftbert {
 namespace {
 
-// What keeps a model from reading keys of earlier tokens; "" for none.
-std::string why_no_cache(const ModelConfig& config, AttentionPath path, DType dtype, int64_t row_bytes) {
-  for (const LayerConfig& layer : config.layers)
-    if (layer.attention.window.right != 0) return "its tokens see those that follow: it is an encoder";
-  if (config.relative_span > 0) return "it adds relative biases to scores";
-  if (config.counts_tokens()) return "its positions depend on padding ids";
-  if (path == AttentionPath::general) return "its attention runs by the general path, which reads no cache";
-  for (const LayerConfig& layer : config.layers)
-    if (const int64_t bytes = layer.attention.heads.kv_width() * bytes_of(dtype); bytes % row_bytes != 0)
-      return "a row of its keys has " + std::to_string(bytes) + " bytes, no multiple of " + std::to_string(row_bytes);
-  return "";
-}
-
+// Error where something keeps a model from reading keys of earlier tokens.
 void check_cache(const ModelConfig& config, AttentionPath path, DType dtype, int64_t row_bytes) {
-  const std::string why_not = why_no_cache(config, path, dtype, row_bytes);
-  FTBERT_CHECK(why_not.empty(), "this model has no cache of keys and values: ", why_not);
+  static constexpr auto kNone = "this model has no cache of keys and values: ";
+  for (const LayerConfig& layer : config.layers)
+    FTBERT_CHECK(layer.attention.window.right == 0, kNone, "its tokens see those that follow: it is an encoder");
+  FTBERT_CHECK(config.relative_span == 0, kNone, "it adds relative biases to scores");
+  FTBERT_CHECK(!config.counts_tokens(), kNone, "its positions depend on padding ids");
+  FTBERT_CHECK(path == AttentionPath::fused, kNone, "its attention runs by the general path, which reads no cache");
+  for (const LayerConfig& layer : config.layers) {
+    const int64_t bytes = layer.attention.heads.kv_width() * bytes_of(dtype);
+    FTBERT_CHECK(bytes % row_bytes == 0, kNone, "a row of its keys has ", bytes, " bytes, no multiple of ", row_bytes);
+  }
 }
 
 }  // namespace
@@ -72,7 +68,44 @@ void KvCache::copy_prefix(const Context<Device>& context, int64_t from, int64_t 
   }
 }
 
-#define FTBERT_INSTANTIATE(D) template void KvCache::copy_prefix(const Context<D>&, int64_t, int64_t, int64_t) const;
+CachePlaces take_places(Workspace& workspace, const Batch& batch) {
+  const int64_t tokens = batch.tokens(), count = batch.sequences.count;
+  return {.rows = workspace.take<int32_t>(tokens),
+          .positions = workspace.take<int32_t>(tokens),
+          .begin_k = workspace.take<int32_t>(count),
+          .end_k = workspace.take<int32_t>(count)};
+}
+
+void put_at(const CachePlaces& places, Batch& batch) {
+  batch.positions = places.positions, batch.cache_rows = places.rows;
+  Sequences& s = batch.sequences;
+  s.cu_k = places.begin_k, s.end_k = places.end_k;
+  s.first_k = 0, s.rows_k = batch.cache->rows();
+}
+
+template <class Device>
+SharedPrefix<Device>::SharedPrefix(const ModelConfig& config, AttentionPath path, DType dtype, Batch& batch)
+    : keys_values_(KvCache::of_one_layer(config, path, dtype, std::is_same_v<Device, Cpu> ? 1 : kCudaRowBytes,
+                                         batch.tokens() + (batch.sequences.count - 1) * batch.shared_prefix)) {
+  batch.cache = &keys_values_;
+}
+
+template <class Device>
+void SharedPrefix<Device>::take(Workspace& workspace, const Batch& batch) {
+  places_ = take_places(workspace, batch);
+  keys_values_.lie_at(workspace.take<char>(static_cast<int64_t>(keys_values_.bytes())));
+}
+
+template <class Device>
+void SharedPrefix<Device>::find_places(Context<Device>& context, Batch& batch) const {
+  shared_prefix_places(context, batch.sequences.cu_q, batch.sequences.count, batch.shared_prefix, batch.tokens(),
+                       places_);
+  put_at(places_, batch);
+}
+
+#define FTBERT_INSTANTIATE(D)                                                             \
+  template void KvCache::copy_prefix(const Context<D>&, int64_t, int64_t, int64_t) const; \
+  template class SharedPrefix<D>;
 FTBERT_DEVICES(FTBERT_INSTANTIATE)
 
 }  // namespace ftbert

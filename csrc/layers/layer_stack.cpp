@@ -4,13 +4,31 @@
 
 #include "core/dispatch.h"
 #include "layers/attention.h"
-#include "layers/feed_forward.h"
 
 namespace ftbert {
+namespace {
+
+// A layer's second block up to its last product: activation(norm(x) @ up^T + bias) of the stream's first m rows, with a
+// gate activation(its columns) * the others, as the block's last product wishes to read it: [m, inter] at b.inner or
+// b.scaled_inner, or in memory of the product's library.
+template <class Device, class T>
+Operand feed_forward(Context<Device>& context, const Layer<T>& layer, const Stream<Device, T>& stream, int64_t m,
+                     const LayerBuffers<T>& b) {
+  const FeedForwardConfig& ffn = layer.config.ffn;
+  const Operand inner = wished_by(layer.down, b.inner);
+  const Made<T> made = linear(context, layer.up, stream.read(layer.up, layer.ffn_norms.before), m,
+                              {.activation = ffn.activation,
+                               .gate = ffn.gated ? Gate::pairs : Gate::none,
+                               .deferral = stream.deferral(1, false)},
+                              inner);
+  return scaled_for<Device, T>(context, layer.down, made.rows.rows, m, b.scaled_inner);
+}
+
+}  // namespace
 
 template <class Device, class T>
 void LayerStack<Device, T>::carve(Workspace& workspace, int64_t rows, LayerBuffers<T>& b) const {
-  const auto scaled = [](const Linear<T>& next) { return wished_by<Device, T>(next, nullptr).scaled(); };
+  const auto scaled = [](const Linear<T>& next) { return wished_by<T>(next, nullptr).scaled(); };
   bool apart = false;
   for (const Layer<T>& l : weights_.layers)
     apart = apart || l.attention_norms.before || l.ffn_norms.before || scaled(l.qkv) || scaled(l.up);
@@ -24,16 +42,19 @@ Operand LayerStack<Device, T>::read_first(const LayerBuffers<T>& b) const {
 }
 
 template <class Device, class T>
+void LayerStack<Device, T>::norm_rows(Context<Device>& context, const T* x, const Norm<T>& norm, int64_t rows,
+                                      const Output<T>& out) const {
+  if (norm) add_bias_input_layernorm<Device, T>(context, x, nullptr, nullptr, norm, rows, config_.hidden, out);
+}
+
+template <class Device, class T>
 void LayerStack<Device, T>::begin(Context<Device>& context, int64_t rows, const Stream<Device, T>& stream) const {
   const bool empty = config_.depth() == 0;
   const Norm<T>& norm = empty ? weights_.final_norm : weights_.layers[0].attention_norms.before;
-  if (!norm) return;
-  Output<T> out;
   if (empty)
-    out.normed = stream.x;
-  else
-    out.copy = stream.read(weights_.layers[0].qkv, norm).rows;
-  add_bias_input_layernorm<Device, T>(context, stream.x, nullptr, nullptr, norm, rows, config_.hidden, out);
+    norm_rows(context, stream.x, norm, rows, {.normed = stream.x});
+  else if (norm)
+    norm_rows(context, stream.x, norm, rows, {.copy = stream.read(weights_.layers[0].qkv, norm).rows});
 }
 
 template <class Device, class T>
@@ -57,9 +78,7 @@ void LayerStack<Device, T>::finish(Context<Device>& context, int64_t i, int64_t 
     project_and_add(context, of_first, a, chunk, part, b);
     const Operand inner = feed_forward(context, layer, part, chunk.computed, b);
     project_and_add(context, of_second, inner, chunk, part, b);
-    if (second)
-      add_bias_input_layernorm<Device, T>(context, part.x, nullptr, nullptr, weights_.final_norm, chunk.rows,
-                                          config_.hidden, {.normed = part.x});
+    if (second) norm_rows(context, part.x, weights_.final_norm, chunk.rows, {.normed = part.x});
   };
   if (stream.by != NormedBy::kernels) {
     const int64_t computed = stream.by == NormedBy::reader ? rows : product_rows(context, layer.out, rows);
@@ -75,14 +94,9 @@ template <class Device, class T>
 void LayerStack<Device, T>::settle(Context<Device>& context, int64_t rows, const Stream<Device, T>& stream) const {
   const bool of_stream = static_cast<bool>(stream.sum.pending);
   const Norm<T>& norm = of_stream ? stream.sum.pending : stream.next.pending;
-  if (!norm) return;
-  Output<T> out;
-  if (of_stream)
-    out.normed = stream.x;
-  else
-    out.copy = Operand::of(stream.normed);
-  add_bias_input_layernorm<Device, T>(context, stream.sum.rows.template as<T>(), nullptr, nullptr, norm, rows,
-                                      config_.hidden, out);
+  const T* const x = stream.sum.rows.template as<T>();
+  of_stream ? norm_rows(context, x, norm, rows, {.normed = stream.x})
+            : norm_rows(context, x, norm, rows, {.copy = Operand::of(stream.normed)});
 }
 
 template <class Device, class T>
@@ -106,7 +120,7 @@ void LayerStack<Device, T>::run(Context<Device>& context, const Batch& batch, co
   for (int64_t i = 0; i < layers; ++i) {
     for (size_t r = 0; r < runs.size(); ++r) {
       const Layer<T>& layer = weights_.layers[i];
-      const Operand wished = wished_by<Device, T>(layer.out, b.attended);
+      const Operand wished = wished_by(layer.out, b.attended);
       const Operand attended = attend(context, layer, batch, runs[r], streams[r], Queries::all, path_, b,
                                       wished.scaled() ? wished : Operand::of(b.attended));
       finish(context, i, layers, attended, runs[r].tokens, b, streams[r]);

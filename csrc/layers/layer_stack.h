@@ -12,6 +12,9 @@
 
 namespace ftbert {
 
+// Throws Error that lists what this config describes and no layer computes yet.
+void check_layers_exist(const ModelConfig& config);
+
 // Sees the packed hidden states [tokens, hidden]: 0 the embeddings, i the result of layer i (the last layer's after the
 // model's final norm, as transformers counts them).
 template <class T>
@@ -43,6 +46,8 @@ class LayerStack {
                        T* x, T* chosen, T* out) const;
 
  private:
+  // By a kernel of its own, where there is a norm.
+  void norm_rows(Context<Device>& context, const T* x, const Norm<T>& norm, int64_t rows, const Output<T>& out) const;
   // Before the first layer: rows of the stream.
   void begin(Context<Device>& context, int64_t rows, const Stream<Device, T>& stream) const;
   // What follows attention in layer i of `layers`, on the stream's first `rows` rows; attended [rows, width].

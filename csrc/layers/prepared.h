@@ -1,5 +1,5 @@
-// What is made of a model's weights at load, so that products do the work of the norms between them, and for which
-// calls they do it. Hopper alone, 16-bit elements. No CUDA header.
+// What is made of a model's weights at load: the tables of rotary positions; and for Hopper and 16-bit elements what
+// products need to do the work of the norms between them, and for which calls they do it. No CUDA header.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -9,6 +9,11 @@
 #include "model/weights.h"
 
 namespace ftbert {
+
+// weights with the rotation of each layer, one table of config.max_positions rows for each distinct Rotary.
+template <class Device, class T>
+Weights<T> with_rotary_tables(const Context<Device>& context, const ModelConfig& config, Weights<T> weights,
+                              const AllocateFloats& allocate);
 
 // Up to how many tokens norms are deferred by moments, from which on norm kernels are faster. $FTBERT_DEFERRED_NORM:
 // "off" (0), "on", or another number; Error for other words. Of a build with CUDA.

@@ -4,12 +4,12 @@
 #include <string_view>
 
 #include "core/check.h"
-#include "core/device_guard.h"
+#include "core/cuda_owners.h"
 #include "core/dispatch.h"
 #include "device/warpgroups.h"
 #include "gemm/gemm.h"
 #include "gemm/gpu/deferred_norm.h"
-#include "gemm/hopper/few_rows.h"
+#include "gemm/gpu/own.h"
 #include "layers/prepared.h"
 
 namespace ftbert {
@@ -107,13 +107,11 @@ int64_t most_by_reader(const Context<Cuda>& context, const ModelConfig& config, 
   return most;
 }
 
-bool norms_stand_before(const LayerConfig& layer) { return layer.norm_place == NormPlace::pre; }
-
 // The vectors of all products.
 template <class T>
 void set_vectors(const Context<Cuda>& context, Weights<T>& weights, const AllocateFloats& allocate) {
   const DeviceGuard guard(context.device);
-  const bool keep_sum = norms_stand_before(weights.layers.front().config);
+  const bool keep_sum = weights.layers.front().config.norm_place == NormPlace::pre;
   // left: by the sum on which a norm is pending; beta: of that norm.
   const auto correction = [&](const Linear<T>& linear, const SumVectors& left, const T* beta) {
     const Matrix& w = linear.weight;
@@ -153,7 +151,7 @@ bool by_moments(const Context<Cuda>& context, const DeferralLimits& limits, cons
   if (tokens == 0 || tokens > limits.by_moments) return false;
   const Layer<T>& layer = weights.layers.front();
   const int64_t rows = gemm_rows(context, tokens);
-  const After after = norms_stand_before(layer.config) ? After::moments_beside : After::moments;
+  const After after = layer.config.norm_place == NormPlace::pre ? After::moments_beside : After::moments;
   const FeedForwardConfig& ffn = layer.config.ffn;
   const auto behind = [&](const Linear<T>& linear, const Epilogue& epilogue) {
     Product product = product_of(linear, rows, epilogue);

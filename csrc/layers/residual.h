@@ -34,7 +34,7 @@ struct Stream {
   // What a block's first product reads that has this norm before it. Rows with scales are always apart from the stream.
   Edge<T> read(const Linear<T>& next_product, const Norm<T>& before) const {
     if (next.rows) return next;
-    Operand apart = wished_by<Device, T>(next_product, normed);
+    Operand apart = wished_by(next_product, normed);
     if (!apart.scaled()) {
       if (!before) return {Operand::of(x)};
       apart = Operand::of(normed);
@@ -51,7 +51,7 @@ struct Stream {
 // a [rows, k]; or what is made of it at `memory`, where `next` wishes to read numbers with a scale and a has none.
 template <class Device, class T>
 Operand scaled_for(Context<Device>& context, const Linear<T>& next, const Operand& a, int64_t rows, T* memory) {
-  const Operand wished = wished_by<Device, T>(next, memory);
+  const Operand wished = wished_by(next, memory);
   if (!wished.scaled() || a.scaled()) return a;
   quantise<Device, T>(context, a.template as<T>(), rows, next.weight.k, wished);
   return wished;

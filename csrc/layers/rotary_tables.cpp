@@ -1,5 +1,4 @@
-#include "layers/rotary_tables.h"
-
+// The cosines and sines of a model's rotary positions.
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -7,6 +6,7 @@
 #include "core/check.h"
 #include "core/dispatch.h"
 #include "kernels/kernels.h"
+#include "layers/prepared.h"
 
 namespace ftbert {
 

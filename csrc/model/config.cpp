@@ -128,14 +128,9 @@ FeedForwardConfig read_ffn(Section& read) {
 LayerConfig read_layer(Section& read) {
   LayerConfig c;
   c.norm_place = read.choice<NormPlace>("norm_place", {{"post", NormPlace::post}, {"pre", NormPlace::pre}});
-  if (std::optional<Section> attention = read.section("attention"))
+  if (std::optional<Section> attention = read.section("attention", /*needed=*/true))
     c.attention = read_attention(*attention);
-  else
-    read.complain("attention", "missing");
-  if (std::optional<Section> ffn = read.section("ffn"))
-    c.ffn = read_ffn(*ffn);
-  else
-    read.complain("ffn", "missing");
+  if (std::optional<Section> ffn = read.section("ffn", /*needed=*/true)) c.ffn = read_ffn(*ffn);
   c.attention_norm = read_norm(read, "attention_norm");
   c.attention_result_norm = read_norm(read, "attention_result_norm");
   c.ffn_norm = read_norm(read, "ffn_norm");
@@ -228,7 +223,7 @@ ModelConfig ModelConfig::parse(std::string_view json, std::string* whole) {
   c.token_types = read.integer("token_types", 0, kMostRows, 0);
   c.embedding_scale = read.number("embedding_scale", 0, 1e6, 1);
   c.word_type = read.choice<const Format*>("word_type", {{"model", nullptr}, {"int8", &formats::int8}});
-  if (std::optional<Section> positions = read.section("positions")) {
+  if (std::optional<Section> positions = read.section("positions", /*needed=*/true)) {
     c.positions = positions->choice<PositionKind>("kind", {{"absolute", PositionKind::absolute},
                                                            {"from_padding", PositionKind::from_padding},
                                                            {"none", PositionKind::none}});
@@ -237,8 +232,6 @@ ModelConfig ModelConfig::parse(std::string_view json, std::string* whole) {
                        "no token has a position: they count from padding id " + std::to_string(c.padding_id) +
                            " + 1, and there are " + std::to_string(c.max_positions));
     positions->finish();
-  } else {
-    read.complain("positions", "missing");
   }
   if (std::optional<Section> bias = read.section("relative_bias")) {
     c.relative_span = bias->integer("span", 1, 1 << 20);

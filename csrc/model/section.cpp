@@ -29,11 +29,13 @@ void Complaints::throw_any(std::string_view about) const {
   fail(about, lines_, more ? "\n  and " + std::to_string(more) + " more" : std::string());
 }
 
-const Json* Section::find(std::string_view key) {
+const Json* Section::find(std::string_view key, bool needed) {
   asked_.emplace(key);
   const Json* found = own_.json->find(key);
   if (!found && common_.json) found = common_.json->find(key);
-  return found && !found->is_null() ? found : nullptr;
+  if (found && found->is_null()) found = nullptr;
+  require(found || !needed, key, "missing");
+  return found;
 }
 
 std::string Section::path_of(std::string_view key) const {
@@ -52,11 +54,8 @@ void Section::expected(std::string_view key, const std::string& what, const Json
 }
 
 int64_t Section::integer(std::string_view key, int64_t low, int64_t high, std::optional<int64_t> otherwise) {
-  const Json* found = find(key);
-  if (!found) {
-    require(otherwise.has_value(), key, "missing");
-    return kept(key, otherwise.value_or(low));
-  }
+  const Json* found = find(key, !otherwise);
+  if (!found) return kept(key, otherwise.value_or(low));
   const int64_t* value = found->as<int64_t>();
   if (value && low <= *value && *value <= high) return kept(key, *value);
   const bool above = value && *value > high;
@@ -65,11 +64,8 @@ int64_t Section::integer(std::string_view key, int64_t low, int64_t high, std::o
 }
 
 double Section::number(std::string_view key, double above, double high, std::optional<double> otherwise) {
-  const Json* found = find(key);
-  if (!found) {
-    require(otherwise.has_value(), key, "missing");
-    return kept(key, otherwise.value_or(high));
-  }
+  const Json* found = find(key, !otherwise);
+  if (!found) return kept(key, otherwise.value_or(high));
   return kept(key, number_of(key, *found, above, high));
 }
 
@@ -101,15 +97,14 @@ bool Section::boolean(std::string_view key, bool otherwise) {
 }
 
 std::string Section::text(std::string_view key, std::optional<std::string> otherwise) {
-  const Json* found = find(key);
-  if (!found) require(otherwise.has_value(), key, "missing");
+  const Json* found = find(key, !otherwise);
   const std::string* value = found ? found->as<std::string>() : nullptr;
   if (found && !value) expected(key, "a string", *found);
   return kept(key, value ? *value : otherwise.value_or(""));
 }
 
-std::optional<Section> Section::section(std::string_view key) {
-  const Json* found = find(key);
+std::optional<Section> Section::section(std::string_view key, bool needed) {
+  const Json* found = find(key, needed);
   if (!found) return std::nullopt;
   if (!found->as<Json::Object>()) {
     expected(key, "an object", *found);
@@ -124,17 +119,14 @@ std::optional<Section> Section::section(std::string_view key) {
 }
 
 const Json::Array* Section::array(std::string_view key, bool needed) {
-  const Json* found = find(key);
-  require(found || !needed, key, "missing");
+  const Json* found = find(key, needed);
   if (!found) return nullptr;
   if (!found->as<Json::Array>()) expected(key, "a list", *found);
   return found->as<Json::Array>();
 }
 
 void Section::keep(std::string_view key, Json value) {
-  const auto at =
-      std::lower_bound(values_.begin(), values_.end(), key,
-                       [](const Json::Member& member, std::string_view wanted) { return member.key < wanted; });
+  const auto at = std::ranges::lower_bound(values_, key, {}, &Json::Member::key);
   if (at != values_.end() && at->key == key)
     at->value = std::move(value);
   else

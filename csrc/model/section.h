@@ -58,7 +58,8 @@ class Section {
     complain(key, "expected " + known + ", got '" + shown(word) + "'");
     return choices[0].second;
   }
-  std::optional<Section> section(std::string_view key);  // complains about what is no object, not about none
+  // nullopt where the key is absent, or no object, which is a complaint.
+  std::optional<Section> section(std::string_view key, bool needed = false);
   const Json::Array* array(std::string_view key, bool needed = false);  // nullptr where the key is absent
   // Those of a list, in (above, high].
   std::vector<double> numbers(std::string_view key, const Json::Array& list, double above, double high);
@@ -68,8 +69,8 @@ class Section {
   void finish();                                                  // complains about keys that nobody read
 
  private:
-  const Json* find(std::string_view key);
-  std::string path_of(std::string_view key) const;  // where it was found
+  const Json* find(std::string_view key, bool needed = false);  // to be needed and absent is a complaint
+  std::string path_of(std::string_view key) const;              // where it was found
   void expected(std::string_view key, const std::string& what, const Json& got);
   double number_of(std::string_view key, const Json& found, double above, double high);
   template <class T>

@@ -137,9 +137,8 @@ Weights<T> bind_weights(const ModelConfig& config, const WeightSource& source) {
   Weights<T> w;
   w.word = Operand::of(data("embeddings.word"));
   if (config.word_type) {
-    w.word.dtype = config.word_type->numbers;
+    w.word.format = config.word_type;
     w.word.scale = static_cast<const float*>(matrix(kWordScales).data);
-    w.word.per = granularity_of(*config.word_type);
   }
   w.position = data("embeddings.position");
   w.token_type = data("embeddings.token_type");

@@ -46,7 +46,7 @@ struct Layer {
   int64_t index = 0;                 // among the model's layers
   Linear<T> qkv;                     // [qkv_width, hidden]: query, key, value rows in this order
   Norm<T> q_norm, k_norm;            // [head_size]
-  Rotation rotation;                 // its table comes with the device (layers/rotary_tables.h)
+  Rotation rotation;                 // its table comes with the device (layers/prepared.h)
   const T* relative_bias = nullptr;  // [heads, 2*relative_span-1], by column(key) - column(query) + relative_span-1
   int64_t relative_span = 0;
   Linear<T> out;  // [hidden, width]

@@ -751,11 +751,9 @@ void int8_product_matches() {
         int8_panels.layout->unpack(panels.data(), n, k, unpacked.data(), nullptr);
         FTBERT_CHECK(weight == unpacked, n, " x ", k, ": the weight does not come back from its panels");
         Context<Cpu> context;
-        int8_panels.run(context, {.m = m, .n = n, .k = k},
-                        {.a = {.data = a.data(), .dtype = DType::uint8, .per = Granularity::beside},
-                         .b = panels.data(),
-                         .b_scale = scales.data(),
-                         .c = out.data()});
+        int8_panels.run(
+            context, {.m = m, .n = n, .k = k},
+            {.a = {a.data(), &formats::byte_rows}, .b = panels.data(), .b_scale = scales.data(), .c = out.data()});
         for (int64_t i = 0; i < m * n; ++i) {
           int64_t want = 0;
           for (int64_t d = 0; d < k; ++d) want += (a[i / n * stride + d] - i / n * 50 % 256) * weight[i % n * k + d];

@@ -64,7 +64,7 @@ Tensor attend(const Tensor& qkv, const Tensor& cu, int64_t max_seqlen, int64_t h
                   qkv.options().dtype(at::kByte));
     const DType read = attention_operand<Device, T>(bf16 ? formats::bf16 : *kFormat<T>);
     const Tensor given = read == kDType<T> ? qkv : qkv.to(at::kBFloat16);
-    const Operand rows{const_cast<void*>(given.const_data_ptr()), read};
+    const Operand rows{const_cast<void*>(given.const_data_ptr()), &plain_format(read)};
     Sequences sequences = Sequences::of_tokens(data<int32_t>(cu), batch, max_seqlen, qkv.size(0));
     sequences.early = false;  // the offsets may have been written just now
     Operand wished = Operand::of(data<T>(out));

@@ -35,7 +35,7 @@ Tensor int8_product_op(const Tensor& rows, const Tensor& weight, const Tensor& s
       const Tensor packed = pack_weight(weight);
       Linear<float> w{weight_matrix(formats::int8, packed, n, k), data<float>(bias)};
       w.weight.scale = data<float>(scales);
-      const Operand a{.data = data<void>(rows), .dtype = DType::uint8, .per = Granularity::beside};
+      const Operand a{data<void>(rows), &formats::byte_rows};
       linear(call.context, w, {a}, m, ending, Operand::of(data<float>(out)));
     }
   });

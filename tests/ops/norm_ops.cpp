@@ -62,9 +62,9 @@ Tensor embeddings(const Tensor& ids, const OptionalTensor& types, const Optional
   const Operand beside = copy_of(copy, copy_scale, like, tokens, cols);
   Tensor out = at::empty({tokens, cols}, like.options());
   run(like, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
-    const Operand words = word_scale ? Operand{const_cast<int8_t*>(data<int8_t>(word)), DType::int8,
-                                               data<float>(word_scale), Granularity::row}
-                                     : Operand::of(data<T>(word));
+    const Operand words =
+        word_scale ? Operand{const_cast<int8_t*>(data<int8_t>(word)), &formats::int8, data<float>(word_scale)}
+                   : Operand::of(data<T>(word));
     const EmbeddingTables<T> tables{words, data<T>(position),       data<T>(token_type),      word.size(0), positions,
                                     kinds, norm.of<T>(gamma, beta), static_cast<float>(scale)};
     embeddings_layernorm<Device, T>(call.context, tables, data<int64_t>(ids), data<int64_t>(types),

@@ -177,19 +177,18 @@ Tensor linear_e4m3(const Tensor& a, const Tensor& a_scale, const Tensor& weight,
     check_product_exists(context, w);
     if constexpr (std::is_same_v<Device, Cuda>) {
       context.overlap = false;
-      const Operand from{
-          .data = data<void>(a), .dtype = DType::e4m3, .scale = data<float>(a_scale), .per = Granularity::tensor};
+      const Operand from{data<void>(a), &formats::e4m3_tensor, data<float>(a_scale)};
       Tensor memory = at::empty({m * (gated ? cols + n : n)}, a.options().dtype(dtype));  // also for numbers of T
-      Operand to{.data = memory.mutable_data_ptr(), .dtype = kDType<T>};
-      if (out_scale) to.dtype = DType::e4m3, to.scale = data<float>(out_scale), to.per = Granularity::tensor;
-      DType made = to.dtype;
+      Operand to{memory.mutable_data_ptr(), kFormat<T>};
+      if (out_scale) to.format = &formats::e4m3_tensor, to.scale = data<float>(out_scale);
+      DType made = to.dtype();
       if (kernel.empty()) {
         made = linear(context, w, {from}, m, {.activation = epilogue.activation, .gate = epilogue.gate}, to)
-                   .rows.rows.dtype;
+                   .rows.rows.dtype();
       } else if (m > 0) {
         const OwnChoice own = find_own(kernel, variant);
         FTBERT_CHECK(own, "there is no product ", kernel, " ", variant);
-        run_own(context, own, product_of(w, m, from, to.dtype, epilogue),
+        run_own(context, own, product_of(w, m, from, to.dtype(), epilogue),
                 {.a = from.data,
                  .b = w.weight.data,
                  .bias = w.bias,

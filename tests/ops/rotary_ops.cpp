@@ -39,7 +39,7 @@ Tensor rotate(const Tensor& qkv, const OptionalTensor& positions, const Optional
         // The positions may have been written just now.
         if constexpr (std::is_same_v<Device, Cuda>) call.context.overlap = false;
         rotary<Device, T>(call.context, h, words.rules<T>(), qkv.size(0),
-                          {.data = out.mutable_data_ptr(), .dtype = dtype_of(type)});
+                          {out.mutable_data_ptr(), &plain_format(dtype_of(type))});
       });
   return out;
 }

@@ -54,7 +54,7 @@ Operand byte_rows(const char* name, const Tensor& out, const OptionalTensor& smo
                name, ": expected contiguous Byte ", shape_text(shape), " on the CPU, beside float32, got ",
                describe(out));
   same("smooth", smooth, like, {cols});
-  return {.data = out.data_ptr(), .dtype = DType::uint8, .per = Granularity::beside, .smooth = data<float>(smooth)};
+  return {out.data_ptr(), &formats::byte_rows, data<float>(smooth)};
 }
 
 void operands(const Tensor& a, const Tensor& weight, const OptionalTensor& bias) {

@@ -1,11 +1,10 @@
 // Products of byte rows by a weight in int8, which lies in panels.
-#include "gemm/cpu/int8_panels.h"
-
 #include <algorithm>
 #include <cstring>
 
 #include "device/parallel_cpu.h"
 #include "gemm/cpu/kernel.h"
+#include "gemm/cpu/panels.h"
 #include "kernels/isa.h"
 
 namespace ftbert {
@@ -55,7 +54,7 @@ bool supports(const Product& p) {
 Operand run(Context<Cpu>&, const Product& product, const CpuData& data) {
   data.a.byte_rows();  // or an error
   isa_kernels().int8_product(product, data);
-  return {.data = data.c, .dtype = product.c};
+  return {data.c, &plain_format(product.c)};
 }
 
 }  // namespace

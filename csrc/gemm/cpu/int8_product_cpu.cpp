@@ -1,5 +1,5 @@
 // out = act((a @ weight^T) * scales + bias), `a` in uint8 with a scale and a zero point for each row, the weight in
-// int8 panels (int8_panels.h). Sums are exact, so that all instruction sets make the same of them.
+// int8 panels (panels.h). Sums are exact, so that all instruction sets make the same of them.
 //
 // A block of kRows rows of `a` stays in the second-level cache while all panels pass, and kDepth of a panel in the
 // first while the rows of the block pass, in the second where a tile of kTall rows is tall enough for that; the sums of
@@ -13,9 +13,9 @@
 #include "device/amx.h"
 #include "device/parallel_cpu.h"
 #include "device/simd_math.h"
-#include "gemm/cpu/int8_panels.h"
 #include "gemm/cpu/kernel.h"
 #include "gemm/cpu/panel_tiles.h"
+#include "gemm/cpu/panels.h"
 #include "kernels/isa.h"
 
 namespace ftbert::FTBERT_ISA {
@@ -27,42 +27,34 @@ using simd::kLanes, simd::load, simd::store, simd::Vector;
 constexpr int kWidth = kInt8Width, kVectors = kWidth / kLanes;
 constexpr int64_t kLine = 64;
 
-// c [R, kWidth] = a [R, depth] @ panel [depth, kWidth], or + c
-template <int R>
-void multiply_tile(const uint8_t* a, int64_t lda, const int8_t* panel, int64_t depth, bool add, int32_t* c) {
-  Integers sum[R][kVectors] = {};
-  for (int64_t d = 0; d < depth; d += 4) {
-    Integers weights[kVectors];
+struct TileProduct {
+  // c [R, kWidth] = a [R, depth] @ panel [depth, kWidth], or + c
+  template <int R>
+  static void multiply(const uint8_t* a, int64_t lda, const int8_t* panel, int64_t depth, bool add, int32_t* c) {
+    Integers sum[R][kVectors] = {};
+    for (int64_t d = 0; d < depth; d += 4) {
+      Integers weights[kVectors];
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) weights[v] = load_integers(panel + d * kWidth + v * sizeof(Integers));
+      for (int v = 0; v < kVectors; ++v) weights[v] = load_integers(panel + d * kWidth + v * sizeof(Integers));
+#pragma GCC unroll 14
+      for (int r = 0; r < R; ++r) {
+        int32_t four;
+        std::memcpy(&four, a + r * lda + d, sizeof(four));
+        const Integers bytes = Integers{} + four;
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) sum[r][v] = add_products(sum[r][v], bytes, weights[v]);
+      }
+    }
 #pragma GCC unroll 14
     for (int r = 0; r < R; ++r) {
-      int32_t four;
-      std::memcpy(&four, a + r * lda + d, sizeof(four));
-      const Integers bytes = Integers{} + four;
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) sum[r][v] = add_products(sum[r][v], bytes, weights[v]);
+      for (int v = 0; v < kVectors; ++v) {
+        int32_t* const to = c + r * kWidth + v * kLanes;
+        store_integers(to, add ? sum[r][v] + load_integers(to) : sum[r][v]);
+      }
     }
   }
-#pragma GCC unroll 14
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      int32_t* const to = c + r * kWidth + v * kLanes;
-      store_integers(to, add ? sum[r][v] + load_integers(to) : sum[r][v]);
-    }
-  }
-}
-
-using MultiplyTile = decltype(&multiply_tile<1>);
-
-template <int R>
-MultiplyTile tile_of(int64_t rows) {
-  if constexpr (R > 1) {
-    if (rows < R) return tile_of<R - 1>(rows);
-  }
-  return multiply_tile<R>;
-}
+};
 
 // Products by vectors.
 struct ByVectors {
@@ -74,7 +66,7 @@ struct ByVectors {
     return (rows + tiles - 1) / tiles;
   }
   void multiply(int64_t rows, const uint8_t* a, int64_t lda, const int8_t* panel, int64_t depth, bool add, int32_t* c) {
-    tile_of<kTall>(rows)(a, lda, panel, depth, add, c);
+    tile_of<TileProduct, kTall>(rows)(a, lda, panel, depth, add, c);
   }
 };
 

@@ -63,7 +63,7 @@ const char* lacking_for(const Format& weight) {
 Operand run_kernel(Context<Cpu>& context, const Linear<float>& linear, const Operand& a, int64_t m, Epilogue epilogue,
                    const Operand& out, bool in_one_piece) {
   const Matrix& w = linear.weight;
-  Product product = product_of(linear, m, a, out.dtype, epilogue);
+  Product product = product_of(linear, m, a, out.dtype(), epilogue);
   const Epilogue left = split_off(*w.kernel, product);
   const int64_t cols = epilogue.columns(w.n);
   auto* const c = static_cast<float*>(out.data);

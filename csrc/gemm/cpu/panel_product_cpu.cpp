@@ -21,39 +21,31 @@ constexpr int kWidth = kPanelWidth;
 constexpr int kTall = kLanes == 16 ? 14 : kLanes == 8 ? 6 : 12;  // tiles of 28 sums of 32 registers, 12 of 16, 24 of 32
 constexpr int64_t kRows = 196, kDepth = kLanes == 16 ? 256 : 384, kLine = 64;
 
-// c [R, kWidth] = a [R, depth] @ panel [depth, kWidth] + `first` [kWidth], or + c where that is nullptr. Each cut of
-// the depth is summed by itself: that rounds less than one long sum.
-template <int R>
-void multiply_tile(const float* a, int64_t lda, const float* panel, int64_t depth, const float* first, float* c,
-                   int64_t ldc) {
-  Vector sum[R][2] = {};
+struct TileProduct {
+  // c [R, kWidth] = a [R, depth] @ panel [depth, kWidth] + `first` [kWidth], or + c where that is nullptr. Each cut of
+  // the depth is summed by itself: that rounds less than one long sum.
+  template <int R>
+  static void multiply(const float* a, int64_t lda, const float* panel, int64_t depth, const float* first, float* c,
+                       int64_t ldc) {
+    Vector sum[R][2] = {};
 #pragma GCC unroll 4
-  for (int64_t d = 0; d < depth; ++d) {
-    const Vector left = load(panel + d * kWidth), right = load(panel + d * kWidth + kLanes);
+    for (int64_t d = 0; d < depth; ++d) {
+      const Vector left = load(panel + d * kWidth), right = load(panel + d * kWidth + kLanes);
+#pragma GCC unroll 14
+      for (int r = 0; r < R; ++r) {
+        const float x = a[r * lda + d];
+        sum[r][0] += x * left;
+        sum[r][1] += x * right;
+      }
+    }
 #pragma GCC unroll 14
     for (int r = 0; r < R; ++r) {
-      const float x = a[r * lda + d];
-      sum[r][0] += x * left;
-      sum[r][1] += x * right;
+      const float* add = first ? first : c + r * ldc;
+      store(c + r * ldc, sum[r][0] + load(add));
+      store(c + r * ldc + kLanes, sum[r][1] + load(add + kLanes));
     }
   }
-#pragma GCC unroll 14
-  for (int r = 0; r < R; ++r) {
-    const float* add = first ? first : c + r * ldc;
-    store(c + r * ldc, sum[r][0] + load(add));
-    store(c + r * ldc + kLanes, sum[r][1] + load(add + kLanes));
-  }
-}
-
-using MultiplyTile = decltype(&multiply_tile<1>);
-
-template <int R = kTall>
-MultiplyTile tile_of(int64_t rows) {
-  if constexpr (R > 1) {
-    if (rows < R) return tile_of<R - 1>(rows);
-  }
-  return multiply_tile<R>;
-}
+};
 
 void activate_tile(Activation activation, float* c, int64_t ldc, int64_t rows) {
   with_activation(activation, [&](auto kind) { activate_rows<kind(), kWidth>(c, ldc, rows); });
@@ -85,7 +77,7 @@ void multiply_block(const Product& p, const CpuData& data, const ThreadRange& ra
         const float* a = rows_of_a + i * p.k + begin;
         float* c = out + i * p.n + column;
         for (int64_t line = 0; line < prefetched; ++line, ahead += kLine) __builtin_prefetch(ahead, 0, 2);
-        const MultiplyTile multiply = tile_of(rows);
+        const auto multiply = tile_of<TileProduct, kTall>(rows);
         const auto finish = [&](float* sums, int64_t ld) {
           if (!ends) return;
           if (!gated) return activate_tile(p.epilogue.activation, sums, ld, rows);

@@ -46,6 +46,15 @@ void divide_product(int64_t m, int64_t panels, int64_t tall, int64_t block, bool
   }
 }
 
+// Product::multiply<R> for a tile of so many rows, R or fewer.
+template <class Product, int R>
+auto tile_of(int64_t rows) {
+  if constexpr (R > 1) {
+    if (rows < R) return tile_of<Product, R - 1>(rows);
+  }
+  return &Product::template multiply<R>;
+}
+
 template <Activation activation, int kWidth>
 void activate_rows(float* c, int64_t ldc, int64_t rows) {
   if constexpr (activation == Activation::none) return;

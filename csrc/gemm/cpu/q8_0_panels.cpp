@@ -1,10 +1,9 @@
 // Products by a weight in q8_0, which lies in panels.
-#include "gemm/cpu/q8_0_panels.h"
-
 #include <cstring>
 
 #include "device/parallel_cpu.h"
 #include "gemm/cpu/kernel.h"
+#include "gemm/cpu/panels.h"
 #include "kernels/isa.h"
 
 namespace ftbert {

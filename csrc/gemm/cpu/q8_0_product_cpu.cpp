@@ -1,4 +1,4 @@
-// out = act(a @ weight^T + bias), the weight in panels of q8_0 (q8_0_panels.h), `a` stored as Q8_1 by each thread for
+// out = act(a @ weight^T + bias), the weight in panels of q8_0 (panels.h), `a` stored as Q8_1 by each thread for
 // itself: of few rows that is nothing beside the weight, which streams through once.
 #include <algorithm>
 #include <cstring>
@@ -8,7 +8,7 @@
 #include "device/q8_0_products.h"
 #include "gemm/cpu/kernel.h"
 #include "gemm/cpu/panel_tiles.h"
-#include "gemm/cpu/q8_0_panels.h"
+#include "gemm/cpu/panels.h"
 #include "kernels/elementwise/q8_1_row.h"
 #include "kernels/isa.h"
 
@@ -51,62 +51,54 @@ class Rows {
   std::unique_ptr<Block[]> blocks_;
 };
 
-// c [R, kWidth] = rows from `first` on @ panel
-template <int R>
-void multiply_tile(const Rows& rows, int64_t first, const char* panel, float* c) {
-  const int64_t count = rows.count();
-  const Rows::Block* const a = rows.row(first);
-  Vector sum[R][kVectors] = {};
-  for (int64_t block = 0; block < count; ++block, panel += kQ8BlockBytes) {
-    const char* const numbers = panel + kQ8NumbersBehind;
-    Integers exact[R][kVectors];
+struct TileProduct {
+  // c [R, kWidth] = rows from `first` on @ panel
+  template <int R>
+  static void multiply(const Rows& rows, int64_t first, const char* panel, float* c) {
+    const int64_t count = rows.count();
+    const Rows::Block* const a = rows.row(first);
+    Vector sum[R][kVectors] = {};
+    for (int64_t block = 0; block < count; ++block, panel += kQ8BlockBytes) {
+      const char* const numbers = panel + kQ8NumbersBehind;
+      Integers exact[R][kVectors];
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) exact[r][v] = Integers{} + a[r * count + block].begin;
+      }
+#pragma GCC unroll 8
+      for (int d = 0; d < kQ8Block; d += 4) {
+        if constexpr (R == 1) {  // of more rows the panel comes fast enough by itself
+          __builtin_prefetch(numbers + d * kWidth + kAhead);
+          __builtin_prefetch(numbers + d * kWidth + kAhead + 64);
+        }
+        Integers weights[kVectors];
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) weights[v] = load_integers(numbers + d * kWidth + v * sizeof(Integers));
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+          int32_t four;
+          std::memcpy(&four, a[r * count + block].numbers + d, sizeof(four));
+          const Integers x = Integers{} + four;
+#pragma GCC unroll 8
+          for (int v = 0; v < kVectors; ++v) exact[r][v] = add_turned(exact[r][v], weights[v], x);
+        }
+      }
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) {
+        const Vector scales = load_halves(panel + v * kLanes * sizeof(half_t));
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r)
+          sum[r][v] += __builtin_convertvector(exact[r][v], Vector) * (a[r * count + block].scale * scales);
+      }
+    }
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) exact[r][v] = Integers{} + a[r * count + block].begin;
-    }
-#pragma GCC unroll 8
-    for (int d = 0; d < kQ8Block; d += 4) {
-      if constexpr (R == 1) {  // of more rows the panel comes fast enough by itself
-        __builtin_prefetch(numbers + d * kWidth + kAhead);
-        __builtin_prefetch(numbers + d * kWidth + kAhead + 64);
-      }
-      Integers weights[kVectors];
-#pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) weights[v] = load_integers(numbers + d * kWidth + v * sizeof(Integers));
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-        int32_t four;
-        std::memcpy(&four, a[r * count + block].numbers + d, sizeof(four));
-        const Integers x = Integers{} + four;
-#pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) exact[r][v] = add_turned(exact[r][v], weights[v], x);
-      }
-    }
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) {
-      const Vector scales = load_halves(panel + v * kLanes * sizeof(half_t));
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r)
-        sum[r][v] += __builtin_convertvector(exact[r][v], Vector) * (a[r * count + block].scale * scales);
+      for (int v = 0; v < kVectors; ++v) store(c + r * kWidth + v * kLanes, sum[r][v]);
     }
   }
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) store(c + r * kWidth + v * kLanes, sum[r][v]);
-  }
-}
-
-using MultiplyTile = decltype(&multiply_tile<1>);
-
-template <int R>
-MultiplyTile tile_of(int64_t rows) {
-  if constexpr (R > 1) {
-    if (rows < R) return tile_of<R - 1>(rows);
-  }
-  return multiply_tile<R>;
-}
+};
 
 // Rows of results of their sums [rows, kWidth], from `column` on.
 template <Activation activation>
@@ -131,7 +123,7 @@ void multiply_block(const Product& p, const CpuData& data, const ThreadRange& ra
     for (int64_t i = range.row; i < range.row_end; i += kTall) {
       const int64_t tall = std::min<int64_t>(kTall, range.row_end - i);
       alignas(64) float sums[kTall * kWidth];
-      tile_of<kTall>(tall)(rows, i - range.row, panel, sums);
+      tile_of<TileProduct, kTall>(tall)(rows, i - range.row, panel, sums);
       with_activation(p.epilogue.activation,
                       [&](auto kind) { finish_tile<kind()>(p, data, i, tall, j * kWidth, sums); });
     }

@@ -6,8 +6,8 @@
 namespace ftbert {
 namespace {
 
-// A warp for each of the weight's rows. kPartial: bias and beta may be nullptr.
-template <class E, bool kPartial>
+// A warp for each of the weight's rows.
+template <class E>
 __global__ void correction_vectors_kernel(const E* weight, const E* bias, const float* gamma, const E* beta, int n,
                                           int k, float* add, float* slope) {
   const int row = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
@@ -16,32 +16,26 @@ __global__ void correction_vectors_kernel(const E* weight, const E* bias, const 
   for (int i = lane; gamma && i < k; i += 32) {
     const float w = to_float(weight[static_cast<int64_t>(row) * k + i]);
     with_gamma += w * gamma[i];
-    if (!kPartial || beta) with_beta += w * to_float(beta[i]);
+    if (beta) with_beta += w * to_float(beta[i]);
   }
   with_gamma = reduce<32>(with_gamma, Sum());
   with_beta = reduce<32>(with_beta, Sum());
-  const auto bias_of_row = [&] { return !kPartial || bias ? to_float(bias[row]) : 0.0f; };
-  if (lane == 0) add[row] = bias_of_row() + with_beta, slope[row] = with_gamma;
+  if (lane == 0) add[row] = (bias ? to_float(bias[row]) : 0.0f) + with_beta, slope[row] = with_gamma;
 }
 
-// One warp. kPartial: bias may be nullptr, offset is added to gamma, and with `keep` the mean stays in add.
-template <class E, bool kPartial>
+// One warp.
+template <class E>
 __global__ void sum_vectors_kernel(const E* bias, const E* beta, const E* gamma, int n, float* add, float* scaled,
                                    float* unscale, float offset, bool keep) {
   const int lane = threadIdx.x;
-  const auto value = [&](int i) {
-    return (!kPartial || bias ? to_float(bias[i]) : 0.0f) + (beta ? to_float(beta[i]) : 0.0f);
-  };
+  const auto value = [&](int i) { return (bias ? to_float(bias[i]) : 0.0f) + (beta ? to_float(beta[i]) : 0.0f); };
   float sum = 0, largest = 0;
-  const auto gamma_of = [&](int i) {
-    if (!gamma) return 1.0f;
-    return kPartial ? to_float(gamma[i]) + offset : to_float(gamma[i]);
-  };
+  const auto gamma_of = [&](int i) { return gamma ? to_float(gamma[i]) + offset : 1.0f; };
   for (int i = lane; i < n; i += 32) {
     sum += value(i);
     largest = fmaxf(largest, fabsf(gamma_of(i)));
   }
-  const float mean = kPartial && keep ? 0.0f : reduce<32>(sum, Sum()) / static_cast<float>(n);
+  const float mean = keep ? 0.0f : reduce<32>(sum, Sum()) / static_cast<float>(n);
   largest = reduce<32>(largest, Max());
   int exponent = 0;
   if (gamma && largest > 0 && isfinite(largest)) frexpf(largest, &exponent);
@@ -64,10 +58,8 @@ void make_sum_vectors(const Context<Cuda>& context, DType dtype, const void* bia
   with_element(dtype, [&](auto element) {
     using E = decltype(element);
     const auto of = [](const void* pointer) { return static_cast<const E*>(pointer); };
-    const bool partial = !bias || offset != 0 || keep;
-    launch_kernel(context, "kernel make_sum_vectors",
-                  partial ? sum_vectors_kernel<E, true> : sum_vectors_kernel<E, false>, 1, 32, of(bias), of(beta),
-                  of(gamma), n, add, scaled, unscale, offset, keep);
+    launch_kernel(context, "kernel make_sum_vectors", sum_vectors_kernel<E>, 1, 32, of(bias), of(beta), of(gamma), n,
+                  add, scaled, unscale, offset, keep);
   });
 }
 
@@ -76,10 +68,8 @@ void make_correction_vectors(const Context<Cuda>& context, DType dtype, const vo
   with_element(dtype, [&](auto element) {
     using E = decltype(element);
     const auto of = [](const void* pointer) { return static_cast<const E*>(pointer); };
-    const bool partial = !bias || (gamma && !beta);
-    launch_kernel(context, "kernel make_correction_vectors",
-                  partial ? correction_vectors_kernel<E, true> : correction_vectors_kernel<E, false>, (n + 7) / 8, 256,
-                  of(weight), of(bias), gamma, of(beta), n, k, add, slope);
+    launch_kernel(context, "kernel make_correction_vectors", correction_vectors_kernel<E>, (n + 7) / 8, 256, of(weight),
+                  of(bias), gamma, of(beta), n, k, add, slope);
   });
 }
 

@@ -2,7 +2,7 @@
 #include "core/format.h"
 #include "device/launch.cuh"
 #include "device/vector.cuh"
-#include "gemm/hopper/few_rows.h"
+#include "gemm/gpu/own.h"
 
 namespace ftbert {
 namespace {

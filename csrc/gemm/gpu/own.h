@@ -58,7 +58,7 @@ struct ProductData {
   const float* a_scale = nullptr;  // one
   const float* b_scale = nullptr;  // one, or those of rows [n], by b's format
   const float* c_scale = nullptr;  // one
-  DType stream = DType::fp16;      // fp16 or bf16: of the bias, where c is not
+  DType stream = DType::fp16;      // fp16 or bf16, of products of E4M3: the bias's type
   // Before::norm_rows: of vectors [k]. After::norm and norm_beside: of vectors [n], and what wgmma_norm.h says.
   Norm<void> norm = {};
   // [m, n], the norm: with After::norm_beside. In c's type; or, of a product of E4M3, with a scale in E4M3, and then
@@ -69,9 +69,10 @@ struct ProductData {
   MomentData by_moments = {};
   Heads heads = {};  // with Epilogue::heads
   HeadRules<void> rules = {};
-  uint32_t* tile_count = nullptr;  // few_rows.h
-
-  DType bias_type(const Product& p) const { return p.c == DType::e4m3 ? stream : p.c; }
+  // Of few_rows, 0 before and after; products that may run at the same time need different ones, two by turns are
+  // enough for a stream of kernels that overlap. With it, blocks take tiles of b's rows as they get to them; with
+  // nullptr all have as many.
+  uint32_t* tile_count = nullptr;
 };
 
 // What a kernel's fitness depends on.
@@ -154,8 +155,12 @@ extern const OwnKernel wgmma_tile;        // Hopper, up to some thousand rows: a
 extern const OwnKernel wgmma_persistent;  // Hopper, many rows: blocks that stay and compute one tile after another
 extern const OwnKernel wgmma_layernorm;   // the same with the residual LayerNorm behind the product: wgmma_norm.h
 extern const OwnKernel wgmma_prenorm;     // the same with the residual sum and the norm before the next block
-extern const OwnKernel few_rows;          // Hopper, up to eight rows, a weight in Q8_0 too: few_rows.h
-extern const OwnKernel wgmma_q8_0;        // Hopper, any number of rows by a weight in Q8_0
+// Hopper, up to eight rows, whose time is that of reading the weight: a step of generation. By a weight in Q8_0 too,
+// whose other operand becomes Q8_1 first. a and c lie apart; weight, bias and the norm's vectors are read before the
+// kernel ahead has ended.
+extern const OwnKernel few_rows;
+inline constexpr int kMostFewRows = 8;  // the narrow side of a tensor core's tile
+extern const OwnKernel wgmma_q8_0;      // Hopper, any number of rows by a weight in Q8_0
 std::span<const OwnKernel* const> own_kernels();
 
 // A variant of a kernel of ours; without a kernel: none of them.
@@ -187,24 +192,27 @@ bool has_kernel(const Gpu& gpu, const Product& product);
 // In words, for errors: the product, and where none of our kernels computes it the member without which one would.
 std::string in_the_way(const Gpu& gpu, const Product& product);
 
-// 16-bit operands and result of one type, one product, b [n, k]: what most kernels ask for.
+// One product, b [n, k].
+constexpr bool is_linear(const Product& p) { return p.batch == 1 && p.b_transposed && p.m > 0 && p.n > 0 && p.k > 0; }
+
+// 16-bit operands and result of one type: what most kernels ask for.
 constexpr bool is_16_bit_linear(const Product& p) {
-  return (p.a == DType::fp16 || p.a == DType::bf16) && p.b->numbers == p.a && p.c == p.a && p.batch == 1 &&
-         p.b_transposed && p.m > 0 && p.n > 0 && p.k > 0;
+  return is_linear(p) && is_16_bit(p.a) && p.b->numbers == p.a && p.c == p.a;
 }
 
 // Operands in E4M3, a with a single scale, b with a single scale or a scale for each row; c of 16 bits, or E4M3 with a
 // scale.
 constexpr bool is_e4m3_linear(const Product& p) {
-  return p.a == DType::e4m3 && p.b->numbers == DType::e4m3 &&
-         (p.c == DType::fp16 || p.c == DType::bf16 || p.c == DType::e4m3) && p.batch == 1 && p.b_transposed &&
-         p.m > 0 && p.n > 0 && p.k > 0;
+  return is_linear(p) && p.a == DType::e4m3 && p.b->numbers == DType::e4m3 && (is_16_bit(p.c) || p.c == DType::e4m3);
 }
+
+// dequantise_q8_0_cuda.cu. out [n, k] of fp16 or bf16, row-major. The weight is read before the kernel ahead has ended;
+// a product that is launched behind this must not read `out` earlier (Context::overlap off).
+void dequantise_q8_0(const Context<Cuda>& context, const Matrix& weight, DType dtype, void* out);
 
 // b in Q8_0, all else of one 16-bit type.
 constexpr bool is_q8_0_linear(const Product& p) {
-  return (p.a == DType::fp16 || p.a == DType::bf16) && p.b == &formats::q8_0 && p.c == p.a && p.batch == 1 &&
-         p.b_transposed && p.m > 0 && p.n > 0 && p.k > 0;
+  return is_linear(p) && is_16_bit(p.a) && p.b == &formats::q8_0 && p.c == p.a;
 }
 
 // The epilogues of kernels that are compiled for each: with a gate any activation, else none or erf GELU.

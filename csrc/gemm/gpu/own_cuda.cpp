@@ -1,7 +1,61 @@
-// The list of our kernels.
+// The list of our kernels, and the one whose guess is the shortest time, or cuBLASLt.
+#include <algorithm>
+
+#include "gemm/gpu/guessed_time.h"
 #include "gemm/gpu/own.h"
 
 namespace ftbert {
+namespace {
+
+double million_elements(const Product& p) { return 1e-6 * static_cast<double>(p.m) * static_cast<double>(p.n); }
+
+// cuBLASLt's first proposal, for 16-bit operands. Its wave count is unknown: add 3 %. add_bias_gate writes half of what
+// add_bias_act does, and so takes three quarters of its time. By large weights another line fits, from a few hundred
+// rows on, and add_bias_gate finds fewer of the sums in L2; add_bias_act behind them was not measured.
+OwnGuess cublas_guess(const Product& p, double saved_us) {
+  const bool large = has_large_weight(p);
+  double million = 2.63e-3 * static_cast<double>(p.k) + 0.38;  // of a million elements
+  if (p.epilogue.gate == Gate::pairs)
+    million += large ? 1.03 : 0.64;
+  else if (p.epilogue.activation != Activation::none)
+    million += 0.85;
+  const double product = million * million_elements(p);
+  const double us = large ? 2.0 + product : 1.03 * (4.0 + product);
+  return {.us = saved_us + (is_reading(p) ? std::max(us, 4.0 + reading_microseconds(p)) : us),
+          .beyond = p.m <= few_rows_of(p)};
+}
+
+// add_bias_input_layernorm: start, and for a million elements, each read twice and stored once.
+constexpr double kFollowingNorm[] = {0.79, 1.28};
+
+// The same behind a product of E4M3, where the norm is stored in 16 bits and in E4M3: measured in models, 16384x768 and
+// 1907x768 (H100).
+constexpr double kFollowingScaledNorm[] = {4.0, 2.8};
+
+double norm_microseconds(const Product& p) {
+  if (p.a == DType::e4m3) return kFollowingScaledNorm[0] + kFollowingScaledNorm[1] * million_elements(p);
+  // That the sum is stored too counts as much as another read: no measurement.
+  const double stored = p.epilogue.after == After::norm_beside ? 4.0 / 3 : 1;
+  return kFollowingNorm[0] + stored * kFollowingNorm[1] * million_elements(p);
+}
+
+// `rotary` reads and stores the heads of queries and keys: 512 x 8192 took 9.1 us (H100).
+double rotary_microseconds(const Product& p) {
+  const int64_t bytes = 2 * p.m * p.epilogue.heads.columns * static_cast<int64_t>(sizeof(half_t));
+  return 2.0 + static_cast<double>(bytes) / 2.6e6;
+}
+
+// The fastest of ours that takes less than `best`, which becomes its guess.
+OwnChoice fastest(const Gpu& gpu, const Product& product, OwnGuess& best) {
+  OwnChoice found;
+  for (const OwnKernel* kernel : own_kernels()) {
+    const OwnGuess guess = kernel->guess(gpu, product);
+    if (guess.variant >= 0 && guess.beats(best)) best = guess, found = {kernel, guess.variant};
+  }
+  return found;
+}
+
+}  // namespace
 
 std::span<const OwnKernel* const> own_kernels() {
   static constexpr const OwnKernel* kKernels[] = {&wgmma_persistent, &wgmma_tile, &wgmma_layernorm,
@@ -47,6 +101,43 @@ OwnChoice find_own(std::string_view kernel, std::string_view variant) {
     for (size_t i = 0; own->name == kernel && i < own->variants.size(); ++i)
       if (own->variants[i].name() == variant) return {own, static_cast<int>(i)};
   return {};
+}
+
+OwnChoice with_ending(const Gpu& gpu, const OwnChoice& own, const Product& product) {
+  if (!own || own.kernel->supports(gpu, own.variant, product)) return own;
+  if (!product.epilogue.heads) return {};
+  // The smallest tile of which there are no more than multiprocessors, up to twice as large as that of `own`: the
+  // longer steps of k then take less than `rotary` does.
+  const auto area = [](const Tile& tile) { return int64_t{tile.rows} * tile.columns; };
+  const auto& variants = own.kernel->variants;
+  OwnChoice found;
+  for (int v = 0; v < static_cast<int>(variants.size()); ++v) {
+    const Tile& tile = variants[v].tile;
+    if (own.kernel->supports(gpu, v, product) &&
+        over(product.m, tile.rows) * over(product.n, tile.columns) <= gpu.sm_count &&
+        area(tile) <= 2 * area(variants[own.variant].tile) &&
+        (!found || area(tile) < area(variants[found.variant].tile)))
+      found = {own.kernel, v};
+  }
+  return found;
+}
+
+OwnChoice guess_product(const Gpu& gpu, const Product& product) {
+  const bool ours_alone = is_e4m3_linear(product) || is_q8_0_linear(product);
+  if (!ours_alone && !is_16_bit_linear(product)) return {};  // times are known of these alone
+  const bool normed = product.epilogue.normed();
+  const bool heads = static_cast<bool>(product.epilogue.heads);
+  if (!is_plain(product) && !normed && !heads) {  // no other kernel does the same
+    OwnGuess best{.beyond = true};
+    return fastest(gpu, product, best);
+  }
+  // `linear` has nothing but ours for E4M3 and Q8_0.
+  OwnGuess best =
+      ours_alone ? OwnGuess{.beyond = true} : cublas_guess(product, heads ? rotary_microseconds(product) : 0);
+  const OwnChoice found = fastest(gpu, product.alone(), best);
+  if (!normed) return found;
+  best.us += norm_microseconds(product);
+  return fastest(gpu, product, best);
 }
 
 }  // namespace ftbert

@@ -32,6 +32,5 @@ constexpr bool holds_heads(const HeadColumns& heads, int tile_columns) {
 
 // data.c = the product with its bias, its first heads as `rotary` leaves them.
 void run_turned_tile(const Context<Cuda>& context, int variant, const Product& product, const ProductData& data);
-void run_turned_persistent(const Context<Cuda>& context, int variant, const Product& product, const ProductData& data);
 
 }  // namespace ftbert

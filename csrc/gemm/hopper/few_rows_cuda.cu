@@ -3,8 +3,8 @@
 
 #include "core/check.h"
 #include "gemm/gpu/guessed_time.h"
+#include "gemm/gpu/own.h"
 #include "gemm/hopper/few_rows.cuh"
-#include "gemm/hopper/few_rows.h"
 #include "kernels/kernels.h"
 
 namespace ftbert {
@@ -45,8 +45,8 @@ int64_t rows_bytes(const Format* b, int64_t m, int64_t k) {
 bool fits(const Gpu& gpu, DType stream, const Format* b, int64_t m, int64_t n, int64_t k) {
   const bool q8 = b == &formats::q8_0;
   const int chunk = q8 ? Q8Tiles<__half>::kChunk : PlainRows<__half>::kChunk;
-  return has_warpgroups(gpu.capability) && (stream == DType::fp16 || stream == DType::bf16) &&
-         (q8 || b->numbers == stream) && m > 0 && m <= kMostFewRows && n > 0 && n % kTileRows == 0 && k > 0 &&
+  return has_warpgroups(gpu.capability) && is_16_bit(stream) && (q8 || b->numbers == stream) && m > 0 &&
+         m <= kMostFewRows && n > 0 && n % kTileRows == 0 && k > 0 &&
          k % (q8 ? Q8Tiles<__half>::kStep : PlainRows<__half>::kStep) == 0 && n * k <= INT32_MAX &&
          k <= kMostPreparedColumns && rows_bytes(b, m, k) + kFewestStages * chunk <= kWhole;
 }
@@ -71,7 +71,7 @@ OwnGuess guess(const Gpu& gpu, const Product& p) {
 template <class E, class Storage>
 void prepare(const Context<Cuda>& context, FewRows<E>& work) {
   constexpr bool kQ8 = std::is_same_v<Storage, Q8Tiles<E>>;
-  if (!kQ8 && work.norm == NormKind::none) {
+  if (!kQ8 && work.norm.kind == NormKind::none) {
     work.prepared = reinterpret_cast<const char*>(work.a), work.prepared_bytes = work.k * static_cast<int>(sizeof(E));
     return;
   }
@@ -89,14 +89,9 @@ void prepare(const Context<Cuda>& context, FewRows<E>& work) {
   } else {
     using T = std::conditional_t<std::is_same_v<E, __half>, half_t, bfloat16_t>;
     work.prepared_bytes = work.k * static_cast<int>(sizeof(E));
-    const Norm<T> norm{.kind = work.norm,
-                       .gamma = reinterpret_cast<const T*>(work.gamma),
-                       .beta = reinterpret_cast<const T*>(work.beta),
-                       .eps = work.eps,
-                       .offset = work.offset,
-                       .rounding = work.round_before_gamma ? NormRounding::before_gamma : NormRounding::once};
     Context<Cuda> same = context;
-    add_bias_input_layernorm<Cuda, T>(same, reinterpret_cast<const T*>(work.a), nullptr, nullptr, norm, work.m, work.k,
+    add_bias_input_layernorm<Cuda, T>(same, reinterpret_cast<const T*>(work.a), nullptr, nullptr,
+                                      norm_over<T>(work.norm), work.m, work.k,
                                       {.copy = Operand::of(static_cast<T*>(context.gemm_workspace))});
   }
 }
@@ -117,17 +112,11 @@ void launch(const Context<Cuda>& context, const Product& p, FewRows<E> work) {
 
 template <class E>
 void run_type(const Context<Cuda>& context, const Product& p, const ProductData& data) {
-  const Norm<E> norm = norm_over<E>(data.norm);
   const FewRows<E> work{.a = static_cast<const E*>(data.a),
                         .b = data.b,
                         .bias = static_cast<const E*>(data.bias),
                         .c = static_cast<E*>(data.c),
-                        .norm = norm.kind,
-                        .gamma = norm.gamma,
-                        .beta = norm.beta,
-                        .eps = norm.eps,
-                        .offset = norm.offset,
-                        .round_before_gamma = norm.rounding == NormRounding::before_gamma,
+                        .norm = norm_over<E>(data.norm),
                         .add = p.epilogue.residual,
                         .activation = p.epilogue.activation,
                         .gate = p.epilogue.gate,

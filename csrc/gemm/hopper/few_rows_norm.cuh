@@ -36,7 +36,7 @@ struct LaidRow {
       : row(row), threads(threads), lane(static_cast<int>(threadIdx.x) % threads) {
 #pragma unroll
     for (int i = 0; i < kPacks; ++i)
-      gamma[i] = work.gamma && column(i) < work.k ? Pack::load(work.gamma + column(i)) : Pack::zero();
+      gamma[i] = work.norm.gamma && column(i) < work.k ? Pack::load(work.norm.gamma + column(i)) : Pack::zero();
   }
   __device__ int column(int i) const { return (i * threads + lane) * 8; }
 
@@ -52,7 +52,7 @@ struct LaidRow {
       packs[i] = there && column(i) < work.k ? Pack::load(work.a + static_cast<int64_t>(row) * work.k + column(i))
                                              : Pack::zero();
     float mean = 0, scale = 1;
-    if (work.norm == NormKind::layer) {
+    if (work.norm.kind == NormKind::layer) {
       float total = 0;
       each(work, packs, [&](int, const float (&x)[8]) {
 #pragma unroll
@@ -60,7 +60,7 @@ struct LaidRow {
       });
       mean = sum(total, 0) / work.k;
     }
-    if (work.norm != NormKind::none) {
+    if (work.norm.kind != NormKind::none) {
       float squares = 0;
       each(work, packs, [&](int i, const float (&x)[8]) {
 #pragma unroll
@@ -69,17 +69,18 @@ struct LaidRow {
           squares += column(i) >= work.k ? 0 : kRounded && i > 0 ? __fmul_rn(d, d) : d * d;
         }
       });
-      scale = rsqrtf(sum(squares, 1) / work.k + work.eps);
+      scale = rsqrtf(sum(squares, 1) / work.k + work.norm.eps);
     }
     if (!there) return;
     each(work, packs, [&](int i, float (&x)[8]) {
-      if (work.norm != NormKind::none) {
+      if (work.norm.kind != NormKind::none) {
         float g[8], beta[8] = {};
         gamma[i].to_floats(g);
-        if (work.beta && column(i) < work.k) Pack::load(work.beta + column(i)).to_floats(beta);
+        if (work.norm.beta && column(i) < work.k) Pack::load(work.norm.beta + column(i)).to_floats(beta);
 #pragma unroll
         for (int j = 0; j < 8; ++j)
-          x[j] = normed<E>({work.eps, work.offset}, work.round_before_gamma, x[j] - mean, scale, g[j], beta[j]);
+          x[j] = normed<E>({work.norm.eps, work.norm.offset}, work.norm.rounding == NormRounding::before_gamma,
+                           x[j] - mean, scale, g[j], beta[j]);
       }
       Storage::put(work, rows, row, column(i), x);
     });

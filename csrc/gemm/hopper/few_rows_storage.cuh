@@ -21,11 +21,8 @@ struct FewRows {
   const void* b;
   const E* bias;  // [n], or nullptr
   E* c;           // [m, n], with a gate [m, n / 2]
-  NormKind norm;
-  const E *gamma, *beta;  // [k], or nullptr
-  float eps, offset;
-  bool round_before_gamma;
-  bool add;  // c is added to
+  Norm<E> norm;   // of a's rows
+  bool add;       // c is added to
   Activation activation;
   Gate gate;
   int m, n, k;

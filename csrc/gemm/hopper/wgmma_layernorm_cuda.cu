@@ -23,19 +23,7 @@ bool supports(const Gpu& gpu, int variant, const Product& p) {
 }
 
 OwnGuess guess(const Gpu& gpu, const Product& p) {
-  if (p.a == DType::e4m3) return guess_scaled_norm(gpu, p, After::norm);
-  // The last two were fitted to 6 weights by 16 numbers of rows from 1056 to 33024 (H200, 4 % off in the mean). With
-  // them the variant guessed takes 1.003 times as long as the fastest of these 96 products, without them 1.019 times.
-  static constexpr TimeLine kLines[] = {
-      {4, 3.66, 0.461, 1.10, 0, 0.625},   // 128x192 single
-      {0, 0.52, 0.466, 3.51, 0, 0.554},   // 128x192 together
-      {1, 3.01, 0.288, 0.13, 0, 0.927},   // 64x192
-      {2, 3.37, 0.326, 0.28, 0, 0.899},   // 128x128
-      {3, -0.32, 0.632, 3.62, 0, 0.866},  // 128x256 together
-      {5, 3.01, 0.332, 0.674, 0, 0.881},  // 128x128 single
-      {6, 2.62, 0.269, 0.284, 0, 0.656},  // 64x128
-  };
-  return guess_norm<Shapes>(gpu, p, After::norm, kLines);
+  return p.a == DType::e4m3 ? guess_scaled_norm(gpu, p, After::norm) : guess_norm<Shapes>(gpu, p, After::norm);
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 // Products of wgmma_persistent (wgmma_persistent.cuh): which there are, how long they take, and their launches.
 #include <algorithm>
+#include <type_traits>
 
+#include "gemm/gpu/endings/turn.cuh"
 #include "gemm/gpu/guessed_time.h"
 #include "gemm/gpu/turned_product.h"
 #include "gemm/hopper/wgmma_persistent.cuh"
@@ -23,8 +25,33 @@ void run_persistent(const Context<Cuda>& context, int variant, const Product& p,
   launch.template operator()<Gate::none, Activation::gelu_erf>();
 }
 
+// With heads turned in registers (turned_product.h).
+template <class A, class T>
+void launch_turned(const Context<Cuda>& context, int variant, const Product& product, const ProductData& data) {
+  using E = native_t<T>;
+  const HeadRules<T> rules = rules_over<T>(data.rules);
+  const TurnArguments<E> arguments{data.bias, data.c, head_turn(data.heads, rules)};
+  with_norm_rule(rules.q_norm, [&]<class Rule>() {
+    if constexpr (!std::is_same_v<Rule, LayerRule>) {
+      const auto run = [&]<int kHead>() {
+        launch_persistent<A, TurnInRegisters<E, kHead, Rule>>(context, "kernel turned_persistent", variant, product,
+                                                              data, arguments);
+      };
+      data.heads.size == 64 ? run.template operator()<64>() : run.template operator()<128>();
+    }
+  });
+}
+
+template <class T>
+void run_turned(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data) {
+  p.a == DType::e4m3 ? launch_turned<e4m3_t, T>(context, variant, p, data)
+                     : launch_turned<native_t<T>, T>(context, variant, p, data);
+}
+
 void run(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data) {
-  if (p.epilogue.heads) return run_turned_persistent(context, variant, p, data);
+  if (p.epilogue.heads)
+    return p.c == DType::fp16 ? run_turned<half_t>(context, variant, p, data)
+                              : run_turned<bfloat16_t>(context, variant, p, data);
   if (p.a == DType::e4m3)
     return with_scaled_types(p, data,
                              [&]<class E, class C>() { run_persistent<e4m3_t, E, C>(context, variant, p, data); });

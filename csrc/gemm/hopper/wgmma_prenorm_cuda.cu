@@ -22,14 +22,8 @@ bool supports(const Gpu& gpu, int variant, const Product& p) {
 // each element. With half more, a product and a norm of its own were chosen where these took 0.90 to 0.96 of the time
 // (2048x768x1152, 2048x1024x2048, 2048x1024x3072; bf16, H100).
 OwnGuess guess(const Gpu& gpu, const Product& p) {
-  if (p.a == DType::e4m3) return guess_scaled_norm(gpu, p, After::norm_beside);
-  static constexpr TimeLine kLines[] = {
-      {0, 0.52, 0.466, 3.51, 0, 1.3 * 0.554},   // 128x192 together
-      {1, 3.01, 0.288, 0.13, 0, 1.3 * 0.927},   // 64x192
-      {2, 3.37, 0.326, 0.28, 0, 1.3 * 0.899},   // 128x128
-      {3, -0.32, 0.632, 3.62, 0, 1.3 * 0.866},  // 128x256 together
-  };
-  return guess_norm<Shapes>(gpu, p, After::norm_beside, kLines);
+  return p.a == DType::e4m3 ? guess_scaled_norm(gpu, p, After::norm_beside)
+                            : guess_norm<Shapes>(gpu, p, After::norm_beside, 1.3);
 }
 
 }  // namespace

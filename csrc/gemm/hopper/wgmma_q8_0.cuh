@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
         warpgroup_fence();
 #pragma unroll
         for (int q = 0; q < 4; ++q)  // a descriptor counts in units of 16 bytes
-          warpgroup_multiply_add_nt<E>(sum, b[i][q], tokens + (ring.stage * Shape::kTokenBytes + q * 32) / 16);
+          warpgroup_multiply_add<E, 0>(sum, b[i][q], tokens + (ring.stage * Shape::kTokenBytes + q * 32) / 16);
         warpgroup_commit();
         const int now = ring.stage;
         ring.next();

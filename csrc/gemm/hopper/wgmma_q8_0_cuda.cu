@@ -4,7 +4,6 @@
 #include "core/check.h"
 #include "gemm/gpu/guessed_time.h"
 #include "gemm/gpu/own.h"
-#include "gemm/hopper/few_rows.h"
 #include "gemm/hopper/wgmma_q8_0.cuh"
 
 namespace ftbert {

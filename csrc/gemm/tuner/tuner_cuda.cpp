@@ -11,9 +11,9 @@
 #include "core/cuda_check.h"
 #include "core/cuda_owners.h"
 #include "core/device.h"
-#include "core/device_guard.h"
 #include "core/dispatch.h"
-#include "gemm/cublaslt.h"
+#include "core/graph.h"
+#include "gemm/gemm.h"
 #include "gemm/gpu/own.h"
 #include "gemm/hopper/wgmma_norm.h"
 #include "gemm/plans.h"
@@ -91,6 +91,7 @@ class DeviceTuner : public Tuner {
     const DeviceGuard guard(device_);
     FTBERT_CUDA_CHECK(cudaDeviceSynchronize());  // the caller's stream has made the operands
     turn_ = 0;
+    context_.stream = stream_.get();
     launch(algorithm, a, b, bias, c);
     FTBERT_CUDA_CHECK(cudaStreamSynchronize(stream_.get()));
   }
@@ -114,45 +115,37 @@ class DeviceTuner : public Tuner {
  private:
   struct GraphRecording : Recording {
     DeviceTuner* tuner = nullptr;
-    GraphExec graph;
+    std::unique_ptr<LaunchGraph> graph;
     const Event begin = make_event(cudaEventDefault), end = make_event(cudaEventDefault);
     double products = 1, alone = 0;
     bool ran = false;
 
     double microseconds() override {
       const DeviceGuard guard(tuner->device_);
-      if (!std::exchange(ran, true)) FTBERT_CUDA_CHECK(cudaGraphLaunch(graph.get(), tuner->stream_.get()));
-      return tuner->microseconds(graph, begin, end) / products - alone;
+      if (!std::exchange(ran, true)) graph->launch(tuner->stream_.get());
+      return tuner->microseconds(*graph, begin, end) / products - alone;
     }
   };
 
   // `weights` times step(i); nullptr where cuBLASLt refuses the algorithm.
   template <class Step>
-  GraphExec capture(int64_t weights, const Step& step) {
-    try {
+  std::unique_ptr<LaunchGraph> capture(int64_t weights, const Step& step) {
+    const auto run = [&](int64_t times, void* stream) {
       turn_ = 0;
-      step(0);  // loads the kernels, which a capture may not
-    } catch (const Error&) {
-      return nullptr;
-    }
-    FTBERT_CUDA_CHECK(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal));
-    turn_ = 0;
-    cudaGraph_t recorded = nullptr;
+      context_.stream = stream;
+      for (int64_t i = 0; i < times; ++i) step(i);
+    };
     try {
-      for (int64_t i = 0; i < weights; ++i) step(i);
+      run(1, stream_.get());  // loads the kernels, which a recording may not
+      return record_graph([&](void* recording) { run(weights, recording); });
     } catch (const Error&) {
-      cudaStreamEndCapture(stream_.get(), &recorded);
-      if (recorded) cudaGraphDestroy(recorded);
-      cudaGetLastError();
       return nullptr;
     }
-    FTBERT_CUDA_CHECK(cudaStreamEndCapture(stream_.get(), &recorded));
-    return instantiate(recorded);
   }
 
-  double microseconds(const GraphExec& graph, const Event& begin, const Event& end) {
+  double microseconds(const LaunchGraph& graph, const Event& begin, const Event& end) {
     FTBERT_CUDA_CHECK(cudaEventRecord(begin.get(), stream_.get()));
-    FTBERT_CUDA_CHECK(cudaGraphLaunch(graph.get(), stream_.get()));
+    graph.launch(stream_.get());
     FTBERT_CUDA_CHECK(cudaEventRecord(end.get(), stream_.get()));
     FTBERT_CUDA_CHECK(cudaEventSynchronize(end.get()));
     float milliseconds = 0;
@@ -174,11 +167,11 @@ class DeviceTuner : public Tuner {
   // Microseconds; measured once for each length of a graph, so that times of different calls compare.
   double neighbour_alone(const void* b, void* c, int64_t count) {
     if (const auto known = alone_.find(count); known != alone_.end()) return known->second;
-    const GraphExec graph = capture(count, [&](int64_t) { neighbour(b, c); });
+    const auto graph = capture(count, [&](int64_t) { neighbour(b, c); });
     FTBERT_CHECK(graph, "a LayerNorm of ", c_columns(), " columns could not be recorded");
     const Event begin = make_event(cudaEventDefault), end = make_event(cudaEventDefault);
     std::vector<double> times;
-    for (int round = 0; round < 10; ++round) times.push_back(microseconds(graph, begin, end));
+    for (int round = 0; round < 10; ++round) times.push_back(microseconds(*graph, begin, end));
     std::sort(times.begin(), times.end());
     return alone_[count] = times[times.size() / 2] / static_cast<double>(count);
   }
@@ -224,7 +217,7 @@ class DeviceTuner : public Tuner {
     } else {
       Plan plan = plan_;
       std::copy(algorithm.data.begin(), algorithm.data.end(), plan.algorithm.data);
-      plans_.run(key_, plan, data, workspace_, stream_.get());
+      plans_.run(key_, plan, data, workspace_, context_.stream);
     }
     if (!with_norm() && (own || plan_.epilogue.after == Epilogue{})) return;
     dispatch(DeviceKind::cuda, product().c,

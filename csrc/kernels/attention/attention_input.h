@@ -44,10 +44,10 @@ struct QueriesKeysValues {
 
   // Side by side in the rows of qkv [rows, qkv_width].
   static QueriesKeysValues side_by_side(const Operand& qkv, const Heads& heads) {
-    const int64_t stride = heads.qkv_width(), bytes = bytes_of(qkv.dtype);
+    const int64_t stride = heads.qkv_width(), bytes = bytes_of(qkv.dtype());
     const auto* q = static_cast<const char*>(qkv.data);
     const auto *k = q + heads.width() * bytes, *v = k + heads.kv_width() * bytes;
-    return {qkv.dtype, {q, stride}, {k, stride}, {v, stride}};
+    return {qkv.dtype(), {q, stride}, {k, stride}, {v, stride}};
   }
 };
 

@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
         const uint64_t rows = matrix_descriptor<kRowBytes>(values, kBoxBytes);
         warpgroup_fence();
 #pragma unroll
-        for (int j = 0; j < kKeys / 16; ++j) warpgroup_multiply_add_nn<E>(sum, p[j], rows + j * (16 * kRowBytes / 16));
+        for (int j = 0; j < kKeys / 16; ++j) warpgroup_multiply_add<E, 1>(sum, p[j], rows + j * (16 * kRowBytes / 16));
         warpgroup_commit();
       };
       const auto scores_made = [&](int tile) {

@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
 #pragma unroll
     for (int j = kFirst; j < kFirst + kTileKeys / 16; ++j) {  // 16 keys
       const uint32_t values = shared_v + 16 * j * kRowBytes;
-      warpgroup_multiply_add_nn<E>(sum, p[j], matrix_descriptor<kRowBytes>(values, shared_ones - values));
+      warpgroup_multiply_add<E, 1>(sum, p[j], matrix_descriptor<kRowBytes>(values, shared_ones - values));
     }
     warpgroup_commit();
   };

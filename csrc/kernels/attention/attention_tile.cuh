@@ -5,7 +5,6 @@
 #include "device/e4m3_rows.cuh"
 #include "device/launch.cuh"
 #include "device/mma.cuh"
-#include "device/tile_loader.cuh"
 #include "device/vector.cuh"
 
 namespace ftbert {

@@ -316,7 +316,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
       for (int j = 0; j < kStepKeys / 16; ++j) {
         // 16 rows, in units of 16 bytes; the ones stay where they are.
         const int rows = (step * (kStepKeys / 16) + j) * kRowBytes;
-        warpgroup_multiply_add_nn<E>(sum, p[j],
+        warpgroup_multiply_add<E, 1>(sum, p[j],
                                      value_rows + rows - (kOnesColumn ? static_cast<uint64_t>(rows) << 16 : 0));
       }
       warpgroup_commit();

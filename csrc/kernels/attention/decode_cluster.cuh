@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstdint>
 
-#include "device/cluster.cuh"
 #include "device/mma.cuh"
 #include "device/tma.cuh"
 #include "kernels/attention/decode_shape.cuh"

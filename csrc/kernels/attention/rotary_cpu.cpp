@@ -78,7 +78,7 @@ void rotate(const Heads& heads, const HeadRules<float>& rules, int64_t rows, In*
 
 void rotary(Context<Cpu>& context, const Heads& heads, const HeadRules<float>& rules, int64_t rows, const Operand& qkv,
             const CacheRows<float>& cache) {
-  if (qkv.dtype == DType::bf16)
+  if (qkv.dtype() == DType::bf16)
     rotate(heads, rules, rows, static_cast<bfloat16_t*>(qkv.data));
   else
     rotate(heads, rules, rows, static_cast<float*>(qkv.data));

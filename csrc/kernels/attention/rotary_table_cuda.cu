@@ -1,7 +1,7 @@
 // amplitude * (cosine, sine) of position * frequency, [positions, pairs, 2].
 #include <algorithm>
 
-#include "core/device_guard.h"
+#include "core/cuda_owners.h"
 #include "device/launch.cuh"
 #include "kernels/kernels.h"
 

@@ -51,7 +51,7 @@ void run(const void* x, const float* bias, Activation activation, int64_t rows, 
 template <class Pairs>
 void run_into(const Operand& x, const float* bias, Activation activation, int64_t rows, int64_t cols,
               const Operand& out) {
-  const auto kind = out.dtype == DType::bf16 ? run<Pairs, bfloat16_t> : run<Pairs, float>;
+  const auto kind = out.dtype() == DType::bf16 ? run<Pairs, bfloat16_t> : run<Pairs, float>;
   kind(x.data, bias, activation, rows, cols, out.data);
 }
 
@@ -59,7 +59,7 @@ void run_into(const Operand& x, const float* bias, Activation activation, int64_
 
 void add_bias_gate(Context<Cpu>&, const Operand& x, const float* bias, Activation activation, int64_t rows,
                    int64_t cols, const Operand& out) {
-  const auto kind = x.dtype == DType::bf16 ? run_into<Bf16Pairs> : run_into<FloatPairs>;
+  const auto kind = x.dtype() == DType::bf16 ? run_into<Bf16Pairs> : run_into<FloatPairs>;
   kind(x, bias, activation, rows, cols, out);
 }
 

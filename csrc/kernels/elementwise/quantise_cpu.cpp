@@ -27,9 +27,9 @@ uint8_t e4m3_bits(float x) {
 
 void quantise(Context<Cpu>&, const float* x, int64_t rows, int64_t cols, const Operand& out) {
   auto* const to = static_cast<uint8_t*>(out.data);
-  if (out.per == Granularity::beside) {
+  if (out.format == &formats::byte_rows) {
 #pragma omp parallel for schedule(static) if (rows * cols > kSerialElements)
-    for (int64_t r = 0; r < rows; ++r) store_byte_row(x + r * cols, cols, out.smooth, to + r * byte_row_bytes(cols));
+    for (int64_t r = 0; r < rows; ++r) store_byte_row(x + r * cols, cols, out.scale, to + r * byte_row_bytes(cols));
     return;
   }
   const float scale = *out.scale;

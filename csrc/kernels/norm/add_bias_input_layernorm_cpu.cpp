@@ -35,7 +35,7 @@ void add_bias_input_layernorm(Context<Cpu>&, const float* x, const float* bias, 
         for (int64_t c = 0; c < cols; ++c) s[c] = a[c];
       }
       norm_row(s, norm, cols, normed);
-      if (bytes) store_byte_row(normed, cols, out.copy.smooth, bytes + r * byte_row_bytes(cols));
+      if (bytes) store_byte_row(normed, cols, out.copy.scale, bytes + r * byte_row_bytes(cols));
     }
   }
 }

@@ -9,7 +9,7 @@ namespace {
 
 // row = scale * the table's row.
 void read_row(const Operand& table, int64_t index, int64_t cols, float scale, float* row) {
-  if (table.dtype == DType::int8) {
+  if (table.dtype() == DType::int8) {
     const int8_t* stored = static_cast<const int8_t*>(table.data) + index * cols;
     const float step = table.scale[index] * scale;
 #pragma omp simd
@@ -43,7 +43,7 @@ void embeddings_layernorm(Context<Cpu>&, const EmbeddingTables<float>& tables, c
       for (int64_t c = 0; c < cols; ++c) row[c] += position[c];
     }
     norm_row(row, tables.norm, cols, row);
-    if (copy) store_byte_row(row, cols, copy.smooth, static_cast<uint8_t*>(copy.data) + t * byte_row_bytes(cols));
+    if (copy) store_byte_row(row, cols, copy.scale, static_cast<uint8_t*>(copy.data) + t * byte_row_bytes(cols));
   }
 }
 

@@ -4,9 +4,9 @@
 #include <initializer_list>
 
 #include "core/operand.h"
-#include "device/group_sum.cuh"
 #include "device/launch.cuh"
 #include "device/mma.cuh"
+#include "device/vector.cuh"
 #include "kernels/norm/training_norms.h"
 
 namespace ftbert {
@@ -44,7 +44,7 @@ struct AnyRows {
   void* data;
   DType dtype;
 
-  AnyRows(const Operand& rows) : data(rows.data), dtype(rows.dtype) {}
+  AnyRows(const Operand& rows) : data(rows.data), dtype(rows.dtype()) {}
   __device__ explicit operator bool() const { return data != nullptr; }
 
   // run(E()) for the element type
@@ -119,7 +119,7 @@ struct Vector {
   DType dtype;
   bool wide;  // starts on a boundary of 16 bytes
   Vector(const Operand& vector)
-      : data(vector.data), dtype(vector.dtype), wide(reinterpret_cast<uintptr_t>(vector.data) % 16 == 0) {}
+      : data(vector.data), dtype(vector.dtype()), wide(reinterpret_cast<uintptr_t>(vector.data) % 16 == 0) {}
 
   // x = kCount numbers from col on, a multiple of kCount; 0 where the vector is absent.
   template <int kCount>
@@ -174,7 +174,7 @@ using VectorOf = typename VectorPackOf<V, kCount>::type;
 
 // Whether gamma and beta, where they are there, have this type and start on boundaries of 16 bytes.
 inline bool vectors_are(DType dtype, const TrainingNorm& norm) {
-  const auto fits = [&](const Operand& v) { return !v || (v.dtype == dtype && Vector(v).wide); };
+  const auto fits = [&](const Operand& v) { return !v || (v.dtype() == dtype && Vector(v).wide); };
   return fits(norm.gamma) && fits(norm.beta);
 }
 
@@ -197,13 +197,13 @@ inline constexpr int kLongThreads = 512;  // of a block that has a row to itself
 template <class Any, class Plain>
 void with_rows_of(int64_t cols, std::initializer_list<Operand> matrices, const Any& any, const Plain& plain) {
   bool one_type = true, wide = true, quads = cols % 4 == 0;
-  const DType first = matrices.begin()->dtype;
+  const DType first = matrices.begin()->dtype();
   for (const Operand& matrix : matrices) {
     if (!matrix) continue;
     const auto place = reinterpret_cast<uintptr_t>(matrix.data);
-    one_type = one_type && matrix.dtype == first;
-    wide = wide && place % 16 == 0 && cols * bytes_of(matrix.dtype) % 16 == 0;
-    quads = quads && place % (4 * bytes_of(matrix.dtype)) == 0;
+    one_type = one_type && matrix.dtype() == first;
+    wide = wide && place % 16 == 0 && cols * bytes_of(matrix.dtype()) % 16 == 0;
+    quads = quads && place % (4 * bytes_of(matrix.dtype())) == 0;
   }
   if (one_type && wide) {
     if (first == DType::fp32 && plain.template operator()<float>()) return;

@@ -28,8 +28,7 @@ void with_scaled_types(const Product& p, const ProductData& data, const Run& run
   const auto of_bias = [&]<class E>() {
     p.c == DType::e4m3 ? run.template operator()<E, e4m3_t>() : run.template operator()<E, E>();
   };
-  data.bias_type(p) == DType::fp16 ? of_bias.template operator()<__half>()
-                                   : of_bias.template operator()<__nv_bfloat16>();
+  data.stream == DType::fp16 ? of_bias.template operator()<__half>() : of_bias.template operator()<__nv_bfloat16>();
 }
 
 // What the sums of W columns from `column` on are multiplied by before they get the bias.

@@ -2,12 +2,15 @@
 #include <mutex>
 
 #include "core/check.h"
+#include "core/cuda_owners.h"
 #include "core/device.h"
-#include "core/device_guard.h"
-#include "core/device_probe.h"
 
 namespace ftbert {
 namespace {
+
+// Is never launched: whether it can be loaded tells whether the build has code for the GPU. The driver's answer, unlike
+// a comparison of version numbers, also covers PTX compiled at start.
+__global__ void probe_kernel() {}
 
 std::string version(int number) { return std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10); }
 
@@ -41,7 +44,8 @@ Context<Cuda> inspect(int device) {
   context.capability =
       10 * attribute(cudaDevAttrComputeCapabilityMajor, device) + attribute(cudaDevAttrComputeCapabilityMinor, device);
   const DeviceGuard guard(device);
-  FTBERT_CUDA_CHECK(probe_kernel_image());
+  cudaFuncAttributes attributes;
+  FTBERT_CUDA_CHECK(cudaFuncGetAttributes(&attributes, probe_kernel));
   return context;
 }
 
