@@ -57,9 +57,9 @@ class Operands:
         self, kernel: str, variant: str, copied: bool = True, said: Tensor | None = None, turn: int = 0, eps: float = 1e-5
     ) -> Results:
         kind, offset, rounding, _ = self.rule
-        out: Results = ops.linear_norm_e4m3(
-            self.a, self.a_scale, self.weight, self.weight_scale, self.bias, self.residual, self.gamma, self.beta, eps,
-            variant, kind, offset, rounding, kernel == WITH_PRENORM, self.copy_scale if copied else None, said, turn,
+        out: Results = ops.linear_norm(
+            self.a, self.weight, self.bias, self.residual, self.gamma, self.beta, eps, variant, kind, offset, rounding,
+            kernel == WITH_PRENORM, self.a_scale, self.weight_scale, self.copy_scale if copied else None, said, turn,
         )  # fmt: skip
         return out
 

@@ -4,6 +4,7 @@ number of rows, on a GPU."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +66,17 @@ class Weight:
             self.exact = self.stored.cpu().double()
 
 
+def few_rows(
+    a: Tensor, weight: Weight, bias: Tensor | None = None, activation: str = "none", gated: bool = False, residual: Tensor | None = None,
+    about: Sequence[Any] = (), counter: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """about: gamma, beta, eps, kind, offset and rounding of the norm before the product"""
+    out: Tensor = ops.linear_own(
+        a, weight.stored, bias, activation, "few_rows", "8x8", gated, weight.scales, residual, *about, counter=counter
+    )
+    return out
+
+
 def normed(x: Tensor, rule: Rule | None, gamma: Tensor | None, beta: Tensor | None, dtype: torch.dtype) -> Tensor:
     if rule is None or gamma is None:
         return x
@@ -109,17 +121,17 @@ def test_norm_product_and_sum(m: int, n: int, k: int, rule: str, q8: bool, dtype
 
     def run(*args: Any) -> Tensor:
         """Tiles are dealt evenly, or blocks take them as they get to them, twice with one counter."""
-        out: Tensor = ops.linear_few_rows(a, weight.stored, weight.scales, *args, *about)
+        out = few_rows(a, weight, *args, about=about)
         for _ in range(2):
-            assert torch.equal(out, ops.linear_few_rows(a, weight.stored, weight.scales, *args, *about, counter=counter))
+            assert torch.equal(out, few_rows(a, weight, *args, about=about, counter=counter))
             assert counter.item() == 0
         return out
 
-    assert_near(run(None, "none", False, None), sums, dtype)
+    assert_near(run(None), sums, dtype)
     biased = sums + bias.cpu().double()
     assert_near(run(bias, "none", False, residual), biased + residual.cpu().double(), dtype)
-    assert_near(run(bias, "silu", True, None), silu(biased[:, ::2]) * biased[:, 1::2], dtype)
-    assert_near(run(bias, "silu", False, None), silu(biased), dtype)
+    assert_near(run(bias, "silu", True), silu(biased[:, ::2]) * biased[:, 1::2], dtype)
+    assert_near(run(bias, "silu"), silu(biased), dtype)
 
 
 @DTYPES
@@ -129,8 +141,7 @@ def test_a_row_alone_is_the_row_among_others(q8: bool, dtype: torch.dtype) -> No
     a = random(8, 1024, seed=7).to(dtype).cuda()
 
     def run(rows: Tensor) -> Tensor:
-        out: Tensor = ops.linear_few_rows(rows, weight.stored, weight.scales, None, "none", False, None, gamma)
-        return out
+        return few_rows(rows, weight, about=[gamma])
 
     together = run(a)
     for i in range(8):
@@ -225,14 +236,14 @@ def test_what_it_cannot_do_is_refused() -> None:
     weight = Weight(64, 64, False, torch.float16)
     rows = torch.ones(9, 64, dtype=torch.float16, device="cuda")
     with pytest.raises(RuntimeError, match="few_rows 8x8 cannot do m=9"):
-        ops.linear_few_rows(rows, weight.stored, None, None)
+        few_rows(rows, weight)
     with pytest.raises(RuntimeError, match="few_rows 8x8 cannot do m=1"):
-        ops.linear_few_rows(rows[:1, :40].clone(), weight.stored[:, :40].clone(), None, None)
+        ops.linear_own(rows[:1, :40].clone(), weight.stored[:, :40].clone(), None, "none", "few_rows", "8x8")
     q8 = Weight(40, 64, True, torch.float16)
     with pytest.raises(RuntimeError, match="wgmma_q8_0 16x64 cannot do m=9 n=40 k=64"):
         ops.linear_own(rows, q8.stored, None, "none", "wgmma_q8_0", "16x64", scales=q8.scales)
     with pytest.raises(RuntimeError, match="few_rows 8x8 cannot do m=1"):  # a sum and an activation
-        ops.linear_few_rows(rows[:1], weight.stored, None, None, "silu", False, rows[:1])
+        few_rows(rows[:1], weight, None, "silu", False, rows[:1])
 
 
 def test_a_row_that_is_not_finite_stays_so_and_alone() -> None:

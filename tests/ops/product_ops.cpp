@@ -121,38 +121,61 @@ Tensor product_op(const Tensor& a, const Tensor& weight, const OptionalTensor& b
   return beside ? both : residual ? sum : out;
 }
 
-// c = a variant of a kernel of ours on operands of one type, or by a weight that is packed in q8_0; overlap as above.
-// `data`: what the epilogue reads.
-void run_own_on(const std::string& kernel, const std::string& variant, const Tensor& a, const Tensor& weight, int64_t n,
-                const OptionalTensor& bias, Epilogue epilogue, const Tensor& c, ProductData data = {}) {
+// A product by a variant of a kernel of ours; throws where there is none, or it cannot do the product. overlap as
+// above.
+void run_variant(const std::string& kernel, const std::string& variant, const Tensor& a, const Product& product,
+                 const ProductData& data) {
   const OwnChoice own = find_own(kernel, variant);
   FTBERT_CHECK(own, "there is no product ", kernel, " ", variant);
   const c10::DeviceGuard guard(a.device());
   CallContext<Cuda> call(a.device());
-  call.context.overlap = false;
-  const DType type = dtype_of(a.scalar_type());
-  epilogue.bias = bias.has_value();
-  data.a = a.const_data_ptr();
-  data.b = weight.const_data_ptr();
-  data.bias = bias ? bias->const_data_ptr() : nullptr;
-  data.c = c.mutable_data_ptr();
-  const Format& stored = weight.scalar_type() == at::kByte ? formats::q8_0 : plain_format(type);
-  const Product product{
-      .m = a.size(0), .n = n, .k = a.size(1), .a = type, .b = &stored, .c = type, .epilogue = epilogue};
-  run_own(call.context, own, product, data);
+  Context<Cuda>& context = call.for_products();
+  context.overlap = false;
+  run_own(context, own, product, data);
 }
 
-// With scales weight is int8, and both stand for a matrix in q8_0. -> [m, n], or with a gate [m, n / 2]; throws where
-// the variant cannot do it
+const void* data_or_none(const OptionalTensor& t) { return t ? t->const_data_ptr() : nullptr; }
+
+// activation(norm(a) @ weight^T + bias), with a residual plus that. With scales weight is int8, and both stand for a
+// matrix in q8_0. gamma, beta [k]: of the norm. counter: int32 [1], 0 before and after; without it blocks have as many
+// tiles each. -> [m, n], or with a gate [m, n / 2]
 Tensor linear_own(const Tensor& a, const Tensor& weight, const OptionalTensor& bias, const std::string& activation,
-                  const std::string& kernel, const std::string& variant, bool gated, const OptionalTensor& scales) {
+                  const std::string& kernel, const std::string& variant, bool gated, const OptionalTensor& scales,
+                  const OptionalTensor& residual, const OptionalTensor& gamma, const OptionalTensor& beta, double eps,
+                  const std::string& kind, double offset, const std::string& rounding, const OptionalTensor& counter) {
   if (scales)
     q8_0_operands(a, weight, *scales, bias);
   else
     operands(a, weight, bias);
-  const Epilogue epilogue{.activation = parse_activation(activation), .gate = gate_of(gated, weight)};
-  Tensor out = at::empty({a.size(0), epilogue.columns(weight.size(0))}, a.options());
-  run_own_on(kernel, variant, a, scales ? pack_q8_0(weight, *scales) : weight, weight.size(0), bias, epilogue, out);
+  const int64_t m = a.size(0), n = weight.size(0), k = a.size(1);
+  same("residual", residual, a, {m, n});
+  same("gamma", gamma, a, {k});
+  same("beta", beta, a, {k});
+  FTBERT_CHECK(
+      !counter || (counter->scalar_type() == at::kInt && counter->numel() == 1 && counter->device() == a.device()),
+      "counter: expected one int32 on ", a.device().str(), ", got ", describe(*counter));
+  const NormWords norm(gamma, beta, eps, kind, offset, rounding);
+  const Tensor stored = scales ? pack_q8_0(weight, *scales) : weight;
+  const DType type = dtype_of(a.scalar_type());
+  const Product product{.m = m,
+                        .n = n,
+                        .k = k,
+                        .a = type,
+                        .b = scales ? &formats::q8_0 : &plain_format(type),
+                        .c = type,
+                        .before = norm.kind == NormKind::none ? Before::nothing : Before::norm_rows,
+                        .epilogue = {.bias = bias.has_value(),
+                                     .activation = parse_activation(activation),
+                                     .gate = gate_of(gated, weight),
+                                     .residual = residual.has_value()}};
+  Tensor out = residual ? residual->clone() : at::empty({m, product.epilogue.columns(n)}, a.options());
+  run_variant(kernel, variant, a, product,
+              {.a = a.const_data_ptr(),
+               .b = stored.const_data_ptr(),
+               .bias = data_or_none(bias),
+               .c = out.mutable_data_ptr(),
+               .norm = norm.untyped(gamma, beta),
+               .tile_count = counter ? reinterpret_cast<uint32_t*>(counter->mutable_data_ptr<int32_t>()) : nullptr});
   return out;
 }
 
@@ -186,17 +209,15 @@ Tensor linear_e4m3(const Tensor& a, const Tensor& a_scale, const Tensor& weight,
         made = linear(context, w, {from}, m, {.activation = epilogue.activation, .gate = epilogue.gate}, to)
                    .rows.rows.dtype();
       } else if (m > 0) {
-        const OwnChoice own = find_own(kernel, variant);
-        FTBERT_CHECK(own, "there is no product ", kernel, " ", variant);
-        run_own(context, own, product_of(w, m, from, to.dtype(), epilogue),
-                {.a = from.data,
-                 .b = w.weight.data,
-                 .bias = w.bias,
-                 .c = to.data,
-                 .a_scale = from.scale,
-                 .b_scale = w.weight.template scales<float>(),
-                 .c_scale = to.scale,
-                 .stream = kDType<T>});
+        run_variant(kernel, variant, a, product_of(w, m, from, to.dtype(), epilogue),
+                    {.a = from.data,
+                     .b = w.weight.data,
+                     .bias = w.bias,
+                     .c = to.data,
+                     .a_scale = from.scale,
+                     .b_scale = w.weight.template scales<float>(),
+                     .c_scale = to.scale,
+                     .stream = kDType<T>});
       }
       const Tensor typed = made == DType::e4m3 ? memory.view(at::kFloat8_e4m3fn) : memory;
       out = typed.narrow(0, 0, m * cols).view({m, cols});
@@ -205,45 +226,32 @@ Tensor linear_e4m3(const Tensor& a, const Tensor& a_scale, const Tensor& weight,
   return out;
 }
 
-// -> norm [m, n] of the residual sum, and the sum or with keep_sum false nothing; throws where the variant cannot do it
-std::tuple<Tensor, Tensor> linear_norm_op(const Tensor& a, const Tensor& weight, const OptionalTensor& bias,
-                                          const Tensor& input, const Tensor& gamma, const OptionalTensor& beta,
-                                          double eps, const std::string& variant, const std::string& kind,
-                                          double offset, const std::string& rounding, bool keep_sum) {
-  operands(a, weight, bias);
-  const int64_t m = a.size(0), n = weight.size(0), moments = exchanged_moment_count(m);
-  same("input", input, a, {m, n});
-  same("gamma", gamma, a, {n});
-  same("beta", beta, a, {n});
-  const NormWords norm(gamma, beta, eps, kind, offset, rounding);
-  Tensor c = input.clone(), said = at::empty({moments}, a.options().dtype(at::kLong));
-  Tensor beside = keep_sum ? at::empty_like(c) : at::empty({0, n}, a.options());
-  run_own_on(keep_sum ? "wgmma_prenorm" : "wgmma_layernorm", variant, a, weight, n, bias,
-             {.residual = true, .after = keep_sum ? After::norm_beside : After::norm, .norm = norm.kind}, c,
-             {.norm = norm.untyped(gamma, beta),
-              .copy = keep_sum ? beside.mutable_data_ptr() : nullptr,
-              .moments = {static_cast<uint64_t*>(said.mutable_data_ptr()), moments}});
-  return keep_sum ? std::tuple(beside, c) : std::tuple(c, beside);
-}
-
-// The same of matrices in E4M3; input: of the stream's type. copy_scale: the norm is stored in E4M3 too, or with
+// A product, the residual sum and the norm of it, by a kernel that contains all of them. With a_scale and weight_scale
+// a and weight are E4M3, and all else is of input's type; with copy_scale the norm is then stored in E4M3 too, or with
 // keep_sum instead. turn: of products that share `said`, with words for exchanged moments, or with 0 memory of its own.
 // -> norm, sum and that copy, each [m, n] or of no rows
-std::tuple<Tensor, Tensor, Tensor> linear_norm_e4m3(const Tensor& a, const Tensor& a_scale, const Tensor& weight,
-                                                    const Tensor& weight_scale, const OptionalTensor& bias,
-                                                    const Tensor& input, const Tensor& gamma,
-                                                    const OptionalTensor& beta, double eps, const std::string& variant,
-                                                    const std::string& kind, double offset, const std::string& rounding,
-                                                    bool keep_sum, const OptionalTensor& copy_scale,
-                                                    const OptionalTensor& said, int64_t turn) {
-  const Format& stored = e4m3_operands(a, a_scale, weight, weight_scale, bias, input.scalar_type());
+std::tuple<Tensor, Tensor, Tensor> linear_norm(const Tensor& a, const Tensor& weight, const OptionalTensor& bias,
+                                               const Tensor& input, const Tensor& gamma, const OptionalTensor& beta,
+                                               double eps, const std::string& variant, const std::string& kind,
+                                               double offset, const std::string& rounding, bool keep_sum,
+                                               const OptionalTensor& a_scale, const OptionalTensor& weight_scale,
+                                               const OptionalTensor& copy_scale, const OptionalTensor& said,
+                                               int64_t turn) {
+  FTBERT_CHECK(a_scale.has_value() == weight_scale.has_value(), "a_scale, weight_scale: expected both or none");
+  const Format* stored = nullptr;  // weight, in E4M3
+  if (a_scale)
+    stored = &e4m3_operands(a, *a_scale, weight, *weight_scale, bias, input.scalar_type());
+  else
+    operands(a, weight, bias);
   const int64_t m = a.size(0), n = weight.size(0), moments = exchanged_moment_count(m);
   elements("input", input, 2);
   FTBERT_CHECK(
       input.scalar_type() != at::kFloat && input.device() == a.device() && input.size(0) == m && input.size(1) == n,
       "input: expected 16-bit elements ", shape_text({m, n}), " on ", a.device().str(), ", got ", describe(input));
+  if (!a_scale) same("input", input, a, {m, n});
   same("gamma", gamma, input, {n});
   same("beta", beta, input, {n});
+  FTBERT_CHECK(!copy_scale || a_scale, "copy_scale: expected beside operands in e4m3");
   if (copy_scale) scales("copy_scale", *copy_scale, a, 1);
   count("turn", turn, 0);
   FTBERT_CHECK(said ? said->scalar_type() == at::kLong && said->device() == a.device() && said->is_contiguous() &&
@@ -251,8 +259,6 @@ std::tuple<Tensor, Tensor, Tensor> linear_norm_e4m3(const Tensor& a, const Tenso
                     : turn == 0,
                "said: expected contiguous Long of at least ", moments, " on ", a.device().str(), ", or turn 0");
   const NormWords norm(gamma, beta, eps, kind, offset, rounding);
-  const OwnChoice own = find_own(keep_sum ? "wgmma_prenorm" : "wgmma_layernorm", variant);
-  FTBERT_CHECK(own, "there is no product with a norm ", variant);
   const Tensor shared = said ? *said : at::empty({moments}, a.options().dtype(at::kLong));
   const auto made_if = [&](bool made, const at::TensorOptions& options) {
     return at::empty({made ? m : 0, n}, options);
@@ -260,33 +266,30 @@ std::tuple<Tensor, Tensor, Tensor> linear_norm_e4m3(const Tensor& a, const Tenso
   Tensor c = input.clone(), copy = made_if(copy_scale.has_value(), a.options());
   Tensor beside = made_if(keep_sum && !copy_scale, input.options());
   const DType type = dtype_of(input.scalar_type());
-  const c10::DeviceGuard guard(a.device());
-  CallContext<Cuda> call(a.device());
-  call.context.overlap = false;
   const Product product{.m = m,
                         .n = n,
                         .k = a.size(1),
-                        .a = DType::e4m3,
-                        .b = &stored,
+                        .a = stored ? stored->numbers : type,
+                        .b = stored ? stored : &plain_format(type),
                         .c = type,
                         .epilogue = {.bias = bias.has_value(),
                                      .residual = true,
                                      .after = keep_sum ? After::norm_beside : After::norm,
                                      .norm = norm.kind}};
-  run_own(call.context, own, product,
-          {.a = a.const_data_ptr(),
-           .b = weight.const_data_ptr(),
-           .bias = bias ? bias->const_data_ptr() : nullptr,
-           .c = c.mutable_data_ptr(),
-           .a_scale = data<float>(a_scale),
-           .b_scale = data<float>(weight_scale),
-           .stream = type,
-           .norm = norm.untyped(gamma, beta),
-           .copy = copy_scale ? copy.mutable_data_ptr()
-                   : keep_sum ? beside.mutable_data_ptr()
-                              : nullptr,
-           .copy_scale = copy_scale ? data<float>(*copy_scale) : nullptr,
-           .moments = {static_cast<uint64_t*>(shared.mutable_data_ptr()), shared.numel(), static_cast<int>(turn)}});
+  run_variant(keep_sum ? "wgmma_prenorm" : "wgmma_layernorm", variant, a, product,
+              {.a = a.const_data_ptr(),
+               .b = weight.const_data_ptr(),
+               .bias = data_or_none(bias),
+               .c = c.mutable_data_ptr(),
+               .a_scale = data<float>(a_scale),
+               .b_scale = data<float>(weight_scale),
+               .stream = type,
+               .norm = norm.untyped(gamma, beta),
+               .copy = copy_scale ? copy.mutable_data_ptr()
+                       : keep_sum ? beside.mutable_data_ptr()
+                                  : nullptr,
+               .copy_scale = data<float>(copy_scale),
+               .moments = {static_cast<uint64_t*>(shared.mutable_data_ptr()), shared.numel(), static_cast<int>(turn)}});
   return keep_sum ? std::tuple(beside, c, copy) : std::tuple(c, beside, copy);
 }
 
@@ -301,7 +304,9 @@ TORCH_LIBRARY_FRAGMENT(ftbert, m) {
             &product_op);
   define_cuda_op(m,
                  "linear_own(Tensor a, Tensor weight, Tensor? bias, str activation, str kernel, str variant, bool "
-                 "gated=False, Tensor? scales=None) -> Tensor",
+                 "gated=False, Tensor? scales=None, Tensor? residual=None, Tensor? gamma=None, Tensor? beta=None, "
+                 "float eps=1e-05, str kind='rms', float offset=0, str rounding='once', Tensor(a!)? counter=None) -> "
+                 "Tensor",
                  &linear_own);
   define_op(m,
             "linear_e4m3(Tensor a, Tensor a_scale, Tensor weight, Tensor weight_scale, Tensor? bias, ScalarType dtype, "
@@ -309,15 +314,10 @@ TORCH_LIBRARY_FRAGMENT(ftbert, m) {
             &linear_e4m3);
   define_cuda_op(m,
                  "linear_norm(Tensor a, Tensor weight, Tensor? bias, Tensor input, Tensor gamma, Tensor? beta, float "
-                 "eps, str variant, str kind='layer', float offset=0, str rounding='once', bool sum=False) -> (Tensor, "
-                 "Tensor)",
-                 &linear_norm_op);
-  define_cuda_op(m,
-                 "linear_norm_e4m3(Tensor a, Tensor a_scale, Tensor weight, Tensor weight_scale, Tensor? bias, Tensor "
-                 "input, Tensor gamma, Tensor? beta, float eps, str variant, str kind='layer', float offset=0, str "
-                 "rounding='once', bool sum=False, Tensor? copy_scale=None, Tensor(a!)? said=None, int turn=0) -> "
-                 "(Tensor, Tensor, Tensor)",
-                 &linear_norm_e4m3);
+                 "eps, str variant, str kind='layer', float offset=0, str rounding='once', bool sum=False, Tensor? "
+                 "a_scale=None, Tensor? weight_scale=None, Tensor? copy_scale=None, Tensor(a!)? said=None, int "
+                 "turn=0) -> (Tensor, Tensor, Tensor)",
+                 &linear_norm);
 }
 
 }  // namespace ftbert::binding
