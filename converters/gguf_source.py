@@ -12,8 +12,7 @@ import torch
 
 from ftbert.checkpoint import TensorSource, exists, list_folder
 from ftbert.converters.gguf_file import GgufFile, GgufTensor, read_gguf
-from ftbert.converters.gguf_keys import expect_no_more
-from ftbert.converters.gguf_metadata import Metadata
+from ftbert.converters.gguf_metadata import Metadata, expect_no_more
 from ftbert.converters.gguf_tables import Architecture, behind_pooling, find_architecture, names_of
 from ftbert.converters.gguf_text import POOLINGS, TextFolder, write_text_folder
 from ftbert.converters.hub_name import is_gguf

@@ -19,8 +19,7 @@ from ftbert.checkpoint.model_config import (
     WeightSpec,
     shared_layers,
 )
-from ftbert.checkpoint.shards import cut, shard_of
-from ftbert.checkpoint.stages import stages_of
+from ftbert.checkpoint.shards import cut, shard_of, stages_of
 from ftbert.checkpoint.tensor_bytes import checksums, digest_of, in_parts, sample_of
 from ftbert.checkpoint.tensors import (
     Shape,
