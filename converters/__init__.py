@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ftbert.converters.from_huggingface import check_target, convert, write_folder
     from ftbert.converters.head_tables import rows_of
-    from ftbert.converters.older_keys import cut_texts
     from ftbert.converters.open import open_checkpoint
+    from ftbert.converters.own_code import cut_texts
     from ftbert.converters.reference import build_reference, source_modules, source_tensors
     from ftbert.converters.text_files import model_files
 
@@ -25,7 +25,7 @@ _HOMES = {
     "build_reference": "reference",
     "check_target": "from_huggingface",
     "convert": "from_huggingface",
-    "cut_texts": "older_keys",
+    "cut_texts": "own_code",
     "model_files": "text_files",
     "open_checkpoint": "open",
     "rows_of": "head_tables",

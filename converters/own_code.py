@@ -1,12 +1,13 @@
-"""Whether a config.json names a class that computes what its model type does: transformers' own, or a listed one."""
+"""config.json in the words that transformers uses today, also of models that were published before transformers had
+them; and whether it names a class that computes what its model type does: transformers' own, or a listed one.
+"""
 
 from __future__ import annotations
 
-from ftbert.checkpoint import find_class, in_transformers_words, named_classes
+from ftbert.checkpoint import find_class, in_transformers_words, named_classes, shown
 from ftbert.converters.families import find_family
 from ftbert.converters.family import Config
 from ftbert.converters.head_tables import rows_of
-from ftbert.converters.older_keys import todays_words
 
 _WITH_OPTIMIZE = "load it with transformers and call ftbert.optimize(model), which compares the two"
 
@@ -50,3 +51,52 @@ def _is_transformers(kind: str, name: str) -> bool:
     import transformers
 
     return name in dir(transformers)
+
+
+# nomic-embed-text: the words of its own code.
+_NOMIC = {
+    "hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
+    "intermediate_size": "n_inner", "max_position_embeddings": "n_positions", "layer_norm_eps": "layer_norm_epsilon",
+    "rope_theta": "rotary_emb_base",
+}  # fmt: skip
+_NOMIC_ONLY = {
+    "activation_function": "swiglu", "causal": False, "mlp_fc1_bias": False, "mlp_fc2_bias": False,
+    "parallel_block": False, "prenorm": False, "qkv_proj_bias": False, "rotary_emb_fraction": 1.0,
+    "rotary_emb_interleaved": False, "rotary_emb_scale_base": None, "use_rms_norm": False, "num_experts": 0,
+}  # fmt: skip
+
+
+def todays_words(document: Config) -> Config:
+    """The same config; ValueError says what it asks for that transformers does not compute."""
+    if document.get("model_type") != "nomic_bert" or "n_embd" not in document:
+        return document
+    for key, only in _NOMIC_ONLY.items():
+        if (said := document.get(key)) not in (None, only):
+            raise ValueError(f"{key} {shown(said)} is not supported: only {shown(only)}")
+    made = {today: document[key] for today, key in _NOMIC.items() if key in document}
+    kept = set(document) - set(_NOMIC.values())
+    if document.get("rotary_scaling_factor") is not None:  # changes positions past the trained length alone
+        made["max_position_embeddings"] = document.get("max_trained_positions")
+        kept.add("n_positions")
+    rest = {key: value for key, value in document.items() if key in kept}
+    return {**rest, "hidden_act": "silu", **made}
+
+
+def cut_texts(document: Config) -> str:
+    """A sentence on the tokens past the trained length that a config, as `todays_words` gives it, has positions for and
+    ftbert computes none of; "" where there are none."""
+    factor, trained = document.get("rotary_scaling_factor"), document.get("max_position_embeddings")
+    more, rule = document.get("n_positions"), f"rotary_scaling_factor {shown(factor)}"
+    if factor is None:
+        rope = document.get("rope_parameters") or document.get("rope_scaling")
+        found = rope if isinstance(rope, dict) else {}
+        if (found.get("rope_type") or found.get("type")) != "dynamic":
+            return ""
+        factor, rule = found.get("factor"), f"rope_type dynamic, factor {shown(found.get('factor'))}"
+        more = trained * factor if isinstance(trained, int) and isinstance(factor, int | float) else None
+    if not isinstance(trained, int) or not isinstance(more, int | float) or more <= trained:
+        return ""
+    return (
+        f"texts are cut at {trained} tokens, and the config has positions for {more:.0f} ({rule}): frequencies that "
+        "change with a text's length are not computed yet"
+    )
