@@ -137,10 +137,6 @@ def cases(batch: int, seq: int, device: torch.device, dtype: torch.dtype) -> Ite
     packed_index = torch.full((tokens,), -1, dtype=torch.int32, device=device)
     packed_index[half] = torch.arange(len(half), dtype=torch.int32, device=device)
     yield Case(
-        "remove_padding (half)", lambda: (random(tokens, HIDDEN),), lambda x: ops.remove_padding(x, half, len(half)),
-        lambda x: x[half], activations,
-    )  # fmt: skip
-    yield Case(
         "restore_padding (half)", lambda: (random(len(half), HIDDEN),), lambda x: ops.restore_padding(x, packed_index),
         lambda x: x.new_zeros(tokens, HIDDEN).index_copy_(0, half, x), 1.5 * activations,
     )  # fmt: skip

@@ -30,7 +30,7 @@ def test_random_calls() -> None:
 def test_valid_calls_return(device: str, name: str) -> None:
     """What random_calls.py makes wrong is right before."""
     arguments = valid(name, device)
-    if name in ("byte_rows", "pack_weight") and device == "cuda":
+    if name in ("byte_rows", "pack_weight", "quantize_q8_1") and device == "cuda":
         pytest.skip("on float32 for the CPU alone")
     getattr(ops, name)(*arguments)
 
@@ -81,7 +81,6 @@ WRONG: list[tuple[str, int, Any, str]] = [
     ("gather_rows", 3, None, "kind: expected first or last, or any with rows, got any"),
     ("gather_rows", 3, i64(0, 6), r"rows: expected values in \[0, 6\), got 6"),
     ("product", 1, torch.zeros(0, 64), "n, the rows of weight: expected 1 to"),
-    ("padding_mask", 1, -1, "seq: expected 0 to"),
     ("padding_positions", 0, torch.zeros(2, 5, dtype=torch.int32), r"input_ids: expected contiguous Long \[batch, seq\], got Int"),
     ("padding_positions", 1, i64(0, 1, 2, 5, 3, 6, 0), r"token_index: expected rising values in \[0, 5\) for sequence 0, got 5"),
     ("padding_positions", 3, 5, "end by 5"),
@@ -89,8 +88,6 @@ WRONG: list[tuple[str, int, Any, str]] = [
     ("padding_stage", 5, 5, "most_tokens: expected 6 to"),
     ("pooling", 1, i32(0, -1, 6), "never fall"),
     ("pooling", 2, "median", "unknown pooling mode"),
-    ("remove_padding", 1, i64(0, 1, 2, 3, 4, 10), r"token_index: expected values in \[0, 10\), got 10"),
-    ("remove_padding", 2, -1, "tokens: expected 0 to"),
     ("restore_padding", 1, i32(0, 6), r"packed_index: expected values in \[-1, 6\), got 6"),
     ("rotary", 6, "none", "kind: expected layer or rms, got none"),
     ("rotary", 7, None, "q_gamma, k_gamma: expected both with a norm, and none without one"),

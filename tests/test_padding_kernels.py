@@ -39,12 +39,6 @@ def test_padding(device: str, batch: int, seq: int, dtype: torch.dtype) -> None:
         assert info.tolist()[:3] == [len(kept), int(mask.sum(1).max()) if batch else 0, 0], kind
 
 
-def test_padding_mask_from_lengths(device: str) -> None:
-    lengths = torch.tensor([0, 3, 7, 1], dtype=torch.int32)
-    expected = (torch.arange(7)[None] < lengths[:, None]).to(torch.uint8)
-    assert torch.equal(ops.padding_mask(lengths.to(device), 7).cpu(), expected)
-
-
 @pytest.mark.parametrize("batch,seq", [(3, 9), (40, 300), (1, 4096), (5, 33)])
 def test_padding_positions(device: str, batch: int, seq: int) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -96,14 +90,12 @@ def test_padding_stage(device: str, batch: int, seq: int) -> None:
 
 
 @pytest.mark.parametrize("cols", [1, 3, 8, 312, 768])
-def test_remove_and_restore_padding(place: Place, cols: int) -> None:
+def test_restore_padding(place: Place, cols: int) -> None:
     for batch, seq in ((1, 1), (7, 33)):
         for kind, mask in masks(batch, seq).items():
             x = random(batch * seq, cols, place=place)
-            cu, token_index, packed_index, info = ops.padding(mask.to(place.device))
-            packed = ops.remove_padding(x, token_index, int(info[0]))
-            assert torch.equal(packed, x[mask.reshape(-1).bool().to(place.device)]), kind
-            restored = ops.restore_padding(packed, packed_index)
+            packed_index = ops.padding(mask.to(place.device))[2]
+            restored = ops.restore_padding(x[mask.reshape(-1).bool().to(place.device)], packed_index)
             assert torch.equal(restored, x * mask.reshape(-1, 1).to(place.device)), kind
 
 

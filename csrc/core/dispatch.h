@@ -17,6 +17,14 @@
 #define FTBERT_BACKENDS(X) X(Cpu, float)
 #endif
 
+// Instantiates a function template for CUDA's types, by its declaration. name, Cuda: name<Cuda, T>; name: name<T>,
+// which no overload may have.
+#define FTBERT_INSTANTIATE_ONE(...) template decltype(__VA_ARGS__) __VA_ARGS__;
+#define FTBERT_INSTANTIATE_CUDA(name, ...)                        \
+  FTBERT_INSTANTIATE_ONE(name<__VA_ARGS__ __VA_OPT__(, ) float>)  \
+  FTBERT_INSTANTIATE_ONE(name<__VA_ARGS__ __VA_OPT__(, ) half_t>) \
+  FTBERT_INSTANTIATE_ONE(name<__VA_ARGS__ __VA_OPT__(, ) bfloat16_t>)
+
 namespace ftbert {
 
 template <class D, class E>

@@ -6,7 +6,6 @@
 #include <string>
 
 #include "core/check.h"
-#include "kernels/elementwise/quantise_q8_1.h"
 
 #ifdef __x86_64__
 #include <cpuid.h>
@@ -208,12 +207,6 @@ template <>
 void quantise<Cpu, float>(Context<Cpu>& context, const float* x, int64_t rows, int64_t cols, const Operand& out) {
   out.dtype() == DType::uint8 ? out.byte_rows() : out.scaled_e4m3();  // or an error
   isa_kernels().quantise(context, x, rows, cols, out);
-}
-
-template <>
-void quantise_q8_1<Cpu, float>(Context<Cpu>&, const float* x, int64_t rows, int64_t cols, int8_t* numbers,
-                               float* scales) {
-  isa_kernels().quantise_q8_1(x, rows, cols, numbers, scales);
 }
 
 template <>

@@ -42,7 +42,6 @@ struct IsaKernels {
   void (*q8_0_product)(const Product& product, const CpuData& data);
   void (*int8_product)(const Product& product, const CpuData& data) = nullptr;
   int64_t panel_width;  // of panel_product
-  void (*quantise_q8_1)(const float* x, int64_t rows, int64_t cols, int8_t* numbers, float* scales);
   bool bf16;           // has instructions for products of bf16 pairs
   bool tiles = false;  // multiplies by AMX
   // The instructions of int8_product: avx_vnni, avx512_vnni or amx_int8; nullptr, as that is, where there are none.

@@ -16,7 +16,6 @@ void panel_product(const Product& product, const CpuData& data);
 void q8_0_product(const Product& product, const CpuData& data);
 void int8_product(const Product& product, const CpuData& data);
 void int8_product_by_tiles(const Product& product, const CpuData& data);
-void quantise_q8_1(const float* x, int64_t rows, int64_t cols, int8_t* numbers, float* scales);
 
 namespace {
 
@@ -31,7 +30,6 @@ constexpr IsaKernels plain_kernels() {
       .int8_product = int8_product,
 #endif
       .panel_width = kPanelWidth,
-      .quantise_q8_1 = quantise_q8_1,
       .bf16 = kBf16Pairs,
 #ifdef FTBERT_INT8
       .int8 = simd::kLanes == 16 ? "avx512_vnni" : "avx_vnni",

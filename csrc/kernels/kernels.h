@@ -39,11 +39,6 @@ void padding_offsets(Context<Device>& context, const M* mask, int64_t batch, int
                      int32_t* to_packed,   // [batch*seq] out: padded row -> packed token, -1 at padding
                      PaddingInfo* info);   // out: tokens, max_seqlen, bad_mask; the bad_* of ids are cleared
 
-// lengths [batch] (right padded) -> the uint8 mask [batch, seq] that they stand for.
-template <class Device>
-void padding_mask_from_lengths(Context<Device>& context, const int32_t* lengths, int64_t batch, int64_t seq,
-                               uint8_t* mask);
-
 // Looks at kept tokens only: padding may hold anything. to_padded == nullptr: ids are packed already.
 // The count is read from cu_seqlens[batch] on the device; at most `most` tokens.
 template <class Device>
@@ -74,11 +69,6 @@ void padding_stage(Context<Device>& context, const int64_t* input_ids, const int
                    int64_t* staged_types,  // [most_tokens] out
                    int32_t* columns,       // [most_tokens] out: columns in the sequence or its padded row, or nullptr
                    int32_t* staged_cu_seqlens);  // [most_batch+1] out
-
-// [batch*seq, cols] -> [tokens, cols]
-template <class Device, class T>
-void remove_padding(Context<Device>& context, const T* padded, const int64_t* to_padded, int64_t tokens, int64_t cols,
-                    T* packed);
 
 // [tokens, cols] -> [batch*seq, cols], rows at padding exactly 0
 template <class Device, class T>
@@ -331,7 +321,7 @@ template <class Device, class T>
 void store_keys_values(Context<Device>& context, const Heads& heads, const T* qkv, int64_t tokens,
                        const CacheRows<T>& cache);
 
-// ---- sequences behind a common prefix: shared_prefix_cpu.cpp, shared_prefix_cuda.cu ------------------------
+// ---- sequences behind a common prefix: kv_cache_cpu.cpp, kv_cache_cuda.cu ----------------------------------
 
 // The first sequence is the prefix of all others, whose own tokens follow it. Of a call's keys, token t of sequence i
 // has row i * prefix + t; before the own ones of each sequence but the first there is room for the prefix's.

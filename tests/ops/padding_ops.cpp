@@ -26,16 +26,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> padding(const Tensor& mask) {
   return {cu, index, packed, info};
 }
 
-Tensor padding_mask(const Tensor& lengths, int64_t seq) {
-  integers("lengths", lengths, lengths, at::kInt, 0);
-  count("seq", seq, 0);
-  Tensor mask = at::empty({lengths.size(0), seq}, lengths.options().dtype(at::kByte));
-  run(lengths.device(), DType::fp32, [&]<class Device>(auto, CallContext<Device>& call) {
-    padding_mask_from_lengths<Device>(call.context, data<int32_t>(lengths), lengths.size(0), seq, data<uint8_t>(mask));
-  });
-  return mask;
-}
-
 // cu_seqlens and token_index over ids [batch, seq], or cu_seqlens alone over packed ids; up to `tokens` of them.
 void layout(const Tensor& ids, const OptionalTensor& token_index, const Tensor& cu, int64_t tokens) {
   FTBERT_CHECK(
@@ -85,19 +75,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> stage(const Tensor& ids, const Option
   return {staged_ids, staged_types, columns, staged_cu};
 }
 
-Tensor remove(const Tensor& padded, const Tensor& token_index, int64_t tokens) {
-  elements("padded", padded, 2);
-  count("tokens", tokens, 0);
-  integers("token_index", token_index, padded, at::kLong, tokens);
-  check_range("token_index", token_index, tokens, 0, padded.size(0));
-  Tensor out = at::empty({tokens, padded.size(1)}, padded.options());
-  run(padded, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
-    remove_padding<Device, T>(call.context, data<T>(padded), data<int64_t>(token_index), tokens, padded.size(1),
-                              data<T>(out));
-  });
-  return out;
-}
-
 Tensor gather(const Tensor& packed, const Tensor& cu, const std::string& kind, const OptionalTensor& index) {
   elements("packed", packed, 2);
   const int64_t batch = check_offsets(cu, packed, packed.size(0));
@@ -122,7 +99,6 @@ Tensor gather(const Tensor& packed, const Tensor& cu, const std::string& kind, c
 
 TORCH_LIBRARY_FRAGMENT(ftbert, m) {
   define_op(m, "padding(Tensor mask) -> (Tensor, Tensor, Tensor, Tensor)", &padding);
-  define_op(m, "padding_mask(Tensor lengths, SymInt seq) -> Tensor", &padding_mask);
   define_op(m,
             "padding_positions(Tensor input_ids, Tensor? token_index, Tensor cu_seqlens, SymInt tokens, str kind, int "
             "padding_id) -> Tensor",
@@ -131,7 +107,6 @@ TORCH_LIBRARY_FRAGMENT(ftbert, m) {
             "padding_stage(Tensor input_ids, Tensor? token_type_ids, Tensor? token_index, Tensor cu_seqlens, SymInt "
             "tokens, SymInt most_tokens, SymInt most_batch) -> (Tensor, Tensor, Tensor, Tensor)",
             &stage);
-  define_op(m, "remove_padding(Tensor padded, Tensor token_index, SymInt tokens) -> Tensor", &remove);
   define_op(m, "gather_rows(Tensor packed, Tensor cu_seqlens, str kind, Tensor? rows=None) -> Tensor", &gather);
 }
 

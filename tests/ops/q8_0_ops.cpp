@@ -5,22 +5,25 @@
 #include "binding/define_op.h"
 #include "binding/q8_0.h"
 #include "core/format.h"
-#include "kernels/elementwise/quantise_q8_1.h"
 #include "test_checks.h"
+
+#define FTBERT_ISA of_this_op
+#include "kernels/elementwise/q8_1_row.h"
+#undef FTBERT_ISA
 
 namespace ftbert::binding {
 namespace {
 
-// x [rows, k] -> int8 [rows, k], scales float [rows, k / 32]
+// x [rows, k] -> int8 [rows, k], scales float [rows, k / 32], as the CPU's products with matrices in q8_0 make them.
 std::tuple<Tensor, Tensor> quantize_q8_1(const Tensor& x) {
   elements("x", x, 2);
+  FTBERT_CHECK(x.is_cpu(), "x: expected it on the CPU, got ", describe(x));
   FTBERT_CHECK(x.size(1) % kQ8Block == 0, "x: expected [rows, k], k a multiple of ", kQ8Block, ", got ", describe(x));
-  const int64_t rows = x.size(0), cols = x.size(1);
-  const Tensor numbers = at::empty({rows, cols}, x.options().dtype(at::kChar));
-  const Tensor scales = at::empty({rows, cols / kQ8Block}, x.options().dtype(at::kFloat));
-  run(x, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
-    quantise_q8_1(call.context, data<T>(x), rows, cols, data<int8_t>(numbers), data<float>(scales));
-  });
+  const Tensor numbers = at::empty(x.sizes(), x.options().dtype(at::kChar));
+  const Tensor scales = at::empty({x.size(0), x.size(1) / kQ8Block}, x.options());
+  for (int64_t i = 0; i < scales.numel(); ++i)
+    of_this_op::store_q8_1_block(data<float>(x) + i * kQ8Block, data<int8_t>(numbers) + i * kQ8Block,
+                                 data<float>(scales) + i);
   return {numbers, scales};
 }
 

@@ -1,4 +1,4 @@
-// Offsets and index maps of the valid tokens, and moving rows out of and back into the padded layout.
+// Offsets and index maps of the valid tokens, and rows of packed tokens: back into the padded layout, or some of them.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -46,12 +46,6 @@ FTBERT_INSTANTIATE(uint8_t)
 FTBERT_INSTANTIATE(int64_t)
 FTBERT_INSTANTIATE(float)
 #undef FTBERT_INSTANTIATE
-
-template <>
-void padding_mask_from_lengths<Cpu>(Context<Cpu>&, const int32_t* lengths, int64_t batch, int64_t seq, uint8_t* mask) {
-  for (int64_t b = 0; b < batch; ++b)
-    for (int64_t s = 0; s < seq; ++s) mask[b * seq + s] = s < lengths[b];
-}
 
 template <>
 void padding_check_ids<Cpu>(Context<Cpu>&, const int64_t* input_ids, const int64_t* token_type_ids,
@@ -107,14 +101,6 @@ void padding_stage<Cpu>(Context<Cpu>& context, const int64_t* input_ids, const i
     padding_positions(context, PositionKind::absolute, input_ids, to_padded, cu_seqlens, batch, seq, 0, most_tokens,
                       columns);
   for (int64_t b = 0; b <= most_batch; ++b) staged_cu_seqlens[b] = cu_seqlens[std::min(b, batch)];
-}
-
-template <>
-void remove_padding<Cpu, float>(Context<Cpu>&, const float* padded, const int64_t* to_padded, int64_t tokens,
-                                int64_t cols, float* packed) {
-#pragma omp parallel for schedule(static) if (tokens * cols > kSerialElements)
-  for (int64_t t = 0; t < tokens; ++t)
-    std::memcpy(packed + t * cols, padded + to_padded[t] * cols, cols * sizeof(float));
 }
 
 template <>

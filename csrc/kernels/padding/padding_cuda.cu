@@ -1,4 +1,4 @@
-// From a mask or lengths to offsets and index maps; the checks and positions of ids. Everything stays on the device.
+// From a mask to offsets and index maps; the checks and positions of ids. Everything stays on the device.
 #include <algorithm>
 
 #include "device/launch.cuh"
@@ -166,12 +166,6 @@ __global__ void __launch_bounds__(kScanThreads)
 }
 
 __global__ void __launch_bounds__(kThreads)
-    mask_from_lengths_kernel(const int32_t* lengths, int64_t batch, int64_t seq, uint8_t* mask) {
-  for (int64_t row = blockIdx.x; row < batch; row += gridDim.x)
-    for (int64_t col = threadIdx.x; col < seq; col += kThreads) mask[row * seq + col] = col < lengths[row];
-}
-
-__global__ void __launch_bounds__(kThreads)
     check_ids_kernel(const int64_t* input_ids, const int64_t* token_type_ids, const int64_t* to_padded,
                      const int32_t* cu_seqlens, int64_t batch, int64_t most, int64_t vocab, int64_t token_types,
                      PaddingInfo* info) {
@@ -281,14 +275,6 @@ void padding_offsets(Context<Device>& context, const M* mask, int64_t batch, int
   if (seq == 0) return;
   launch_kernel(context, "kernel padding_offsets (index maps)", index_maps_kernel<M>, blocks, kThreads, mask, batch,
                 seq, cu_seqlens, to_padded, to_packed, info);
-}
-
-template <>
-void padding_mask_from_lengths(Context<Cuda>& context, const int32_t* lengths, int64_t batch, int64_t seq,
-                               uint8_t* mask) {
-  if (batch == 0 || seq == 0) return;
-  launch_kernel(context, "kernel padding_mask_from_lengths", mask_from_lengths_kernel, grid(batch, context.sm_count),
-                kThreads, lengths, batch, seq, mask);
 }
 
 template <>

@@ -1,4 +1,4 @@
-// Rows moved as they are: remove_padding, restore_padding, gather_rows, last_rows_to_first.
+// Rows moved as they are: restore_padding, gather_rows, last_rows_to_first.
 #include <algorithm>
 #include <type_traits>
 
@@ -20,9 +20,8 @@ using Raw = std::conditional_t<sizeof(T) == 2, uint16_t, uint32_t>;
 
 // Where an output row comes from, or what it is filled with.
 constexpr int64_t kZeros = -1, kNaN = -2;
-template <class I>
 struct FromIndex {
-  const I* index;
+  const int32_t* index;
   __device__ int64_t operator()(int64_t row) const { return index[row]; }
 };
 struct FromSequence {
@@ -116,13 +115,6 @@ void copy_rows(Context<Cuda>& context, const char* name, const T* from, Source s
 }  // namespace
 
 template <class Device, class T>
-void remove_padding(Context<Device>& context, const T* padded, const int64_t* to_padded, int64_t tokens, int64_t cols,
-                    T* packed) {
-  if (tokens == 0 || cols == 0) return;
-  copy_rows(context, "kernel remove_padding", padded, FromIndex{to_padded}, tokens, cols, packed);
-}
-
-template <class Device, class T>
 void restore_padding(Context<Device>& context, const T* packed, const int32_t* to_packed, int64_t rows, int64_t cols,
                      T* padded) {
   if (rows == 0 || cols == 0) return;
@@ -163,12 +155,9 @@ void zero_empty_rows(Context<Device>& context, const int32_t* cu_seqlens, int64_
                 batch, cols, reinterpret_cast<Raw<T>*>(x));
 }
 
-#define FTBERT_INSTANTIATE(T)                                                                                  \
-  template void remove_padding(Context<Cuda>&, const T*, const int64_t*, int64_t, int64_t, T*);                \
-  template void restore_padding(Context<Cuda>&, const T*, const int32_t*, int64_t, int64_t, T*);               \
-  template void gather_rows(Context<Cuda>&, const T*, const Sequences&, const OutputRows&, int64_t, T*);       \
-  template void last_rows_to_first<Cuda, T>(Context<Cuda>&, const Sequences&, DType, int64_t, int64_t, void*); \
-  template void zero_empty_rows(Context<Cuda>&, const int32_t*, int64_t, int64_t, T*);
-FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
+FTBERT_INSTANTIATE_CUDA(restore_padding, Cuda)
+FTBERT_INSTANTIATE_CUDA(gather_rows, Cuda)
+FTBERT_INSTANTIATE_CUDA(last_rows_to_first, Cuda)
+FTBERT_INSTANTIATE_CUDA(zero_empty_rows, Cuda)
 
 }  // namespace ftbert
