@@ -1,6 +1,5 @@
 #include "binding/call_words.h"
 
-#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <cstdio>

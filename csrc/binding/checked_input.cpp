@@ -100,11 +100,17 @@ bool cheaper_than_waiting(const ModelConfig& c, int64_t rows) {
   return rows <= kFewRows || rows * products <= kWaitFlop;
 }
 
-// Wherever the offsets are.
+}  // namespace
+
 template <class Device>
-CheckedInput packed_input(Context<Device>& context, at::Device device, const ModelConfig& config,
+CheckedInput check_packed(Context<Device>& context, at::Device device, const ModelConfig& config,
                           const at::Tensor& input_ids, const at::Tensor& cu_seqlens, int64_t max_seqlen,
-                          const std::optional<at::Tensor>& token_type_ids) {
+                          const std::optional<at::Tensor>& token_type_ids, at::Device offsets_on) {
+  plain("cu_seqlens", cu_seqlens);
+  FTBERT_CHECK(cu_seqlens.dim() == 1 && cu_seqlens.size(0) >= 1 && cu_seqlens.scalar_type() == at::kInt,
+               "cu_seqlens: expected int32 [batch+1], got ", describe(cu_seqlens));
+  FTBERT_CHECK(cu_seqlens.device() == offsets_on, "cu_seqlens: the model is on ", device.str(), ", got ",
+               describe(cu_seqlens));
   CheckedInput out;
   out.input_ids = ids_tensor("input_ids", input_ids, 1, device);
   out.token_type_ids = type_tensor(token_type_ids, out.input_ids, config);
@@ -132,8 +138,6 @@ CheckedInput packed_input(Context<Device>& context, at::Device device, const Mod
                .types = data<int64_t>(out.token_type_ids)};
   return out;
 }
-
-}  // namespace
 
 void CheckedInput::wait_for_count(const ModelConfig& config) {
   if (!counting) return;
@@ -216,26 +220,6 @@ CheckedInput unpad(Context<Device>& context, at::Device device, const ModelConfi
   return out;
 }
 
-template <class Device>
-CheckedInput check_packed(Context<Device>& context, at::Device device, const ModelConfig& config,
-                          const at::Tensor& input_ids, const at::Tensor& cu_seqlens, int64_t max_seqlen,
-                          const std::optional<at::Tensor>& token_type_ids) {
-  plain("cu_seqlens", cu_seqlens);
-  FTBERT_CHECK(cu_seqlens.dim() == 1 && cu_seqlens.size(0) >= 1 && cu_seqlens.scalar_type() == at::kInt,
-               "cu_seqlens: expected int32 [batch+1], got ", describe(cu_seqlens));
-  FTBERT_CHECK(cu_seqlens.device() == device, "cu_seqlens: the model is on ", device.str(), ", got ",
-               describe(cu_seqlens));
-  return packed_input(context, device, config, input_ids, cu_seqlens, max_seqlen, token_type_ids);
-}
-
-template <class Device>
-CheckedInput check_decoder_ids(Context<Device>& context, at::Device device, const ModelConfig& config,
-                               const at::Tensor& input_ids, const at::Tensor& cu_seqlens, int64_t max_seqlen) {
-  CheckedInput out = packed_input(context, device, config, input_ids, cu_seqlens, max_seqlen, std::nullopt);
-  if (!device.is_cpu()) out.batch.sequences.cu_q = out.batch.sequences.cu_k = nullptr;
-  return out;
-}
-
 void share_prefix(CheckedInput& input, int64_t prefix, int64_t max_seqlen) {
   FTBERT_CHECK(!input.padded(), "shared_prefix: expected packed ids, with cu_seqlens");
   Sequences& s = input.batch.sequences;
@@ -278,13 +262,7 @@ void take_hidden(CheckedInput& input, const at::Tensor& hidden, int64_t cols, DT
   input.batch.hidden = data<void>(hidden);
 }
 
-#define FTBERT_INSTANTIATE(D)                                                                                \
-  template CheckedInput unpad<D>(Context<D>&, at::Device, const ModelConfig&, const at::Tensor&,             \
-                                 const std::optional<at::Tensor>&, const std::optional<at::Tensor>&, Wait);  \
-  template CheckedInput check_packed<D>(Context<D>&, at::Device, const ModelConfig&, const at::Tensor&,      \
-                                        const at::Tensor&, int64_t, const std::optional<at::Tensor>&);       \
-  template CheckedInput check_decoder_ids<D>(Context<D>&, at::Device, const ModelConfig&, const at::Tensor&, \
-                                             const at::Tensor&, int64_t);
+#define FTBERT_INSTANTIATE(D) FTBERT_INSTANTIATE_ONE(unpad<D>) FTBERT_INSTANTIATE_ONE(check_packed<D>)
 FTBERT_DEVICES(FTBERT_INSTANTIATE)
 
 }  // namespace ftbert::binding

@@ -79,16 +79,11 @@ void take_hidden(CheckedInput& input, const at::Tensor& hidden, int64_t cols, DT
 // looked at. max_seqlen: at least the longest sequence with the prefix.
 void share_prefix(CheckedInput& input, int64_t prefix, int64_t max_seqlen);
 
-// input_ids [tokens] int32/int64, cu_seqlens [batch+1] int32. No device sync: on CUDA the contents are not looked at.
+// input_ids [tokens] int32/int64, cu_seqlens [batch+1] int32, on the device offsets_on. No device sync: on CUDA the
+// contents are not looked at.
 template <class Device>
 CheckedInput check_packed(Context<Device>& context, at::Device device, const ModelConfig& config,
                           const at::Tensor& input_ids, const at::Tensor& cu_seqlens, int64_t max_seqlen,
-                          const std::optional<at::Tensor>& token_type_ids);
-
-// A decoder's input_ids [tokens] int32/int64; its offsets int32 [batch+1] lie on the host and are checked. On a GPU the
-// batch lacks them.
-template <class Device>
-CheckedInput check_decoder_ids(Context<Device>& context, at::Device device, const ModelConfig& config,
-                               const at::Tensor& input_ids, const at::Tensor& cu_seqlens, int64_t max_seqlen);
+                          const std::optional<at::Tensor>& token_type_ids, at::Device offsets_on);
 
 }  // namespace ftbert::binding

@@ -121,7 +121,7 @@ class ForwardOf : public Forward {
     const ModelConfig& c = encoder_.config();
     FTBERT_CHECK(!call.rows || asks_for(wants, Want::rows), "rows: nothing of `want` reads them");
     Result r{call.cu_seqlens ? check_packed<Device>(on.context, device_, c, call.input_ids, *call.cu_seqlens,
-                                                    call.max_seqlen, call.token_type_ids)
+                                                    call.max_seqlen, call.token_type_ids, device_)
                              : unpad<Device>(on.context, device_, c, call.input_ids, call.attention_mask,
                                              call.token_type_ids, call.hidden ? Wait::first : wait(wants))};
     FTBERT_CHECK(r.input.padded() || !asks_for(wants, Want::packed_index),
@@ -160,8 +160,8 @@ class ForwardOf : public Forward {
   std::vector<at::Tensor> run_decoder(CallContext<Device>& on, const Call& call, const std::vector<Want>& wants) const {
     const ModelConfig& c = encoder_.config();
     DecoderCache& cache = *call.caches.front();
-    CheckedInput input =
-        check_decoder_ids<Device>(on.context, device_, c, call.input_ids, *call.cu_seqlens, call.max_seqlen);
+    CheckedInput input = check_packed<Device>(on.context, device_, c, call.input_ids, *call.cu_seqlens, call.max_seqlen,
+                                              std::nullopt, at::kCPU);
     if (call.hidden) take_hidden(input, call.hidden(input.batch.tokens()), c.hidden, kDType<T>);
     Batch& batch = input.batch;
     batch.sequences.max_k = call.max_held;
@@ -387,9 +387,7 @@ std::unique_ptr<Forward> make_forward(const ModelConfig& config, Weights<T> weig
   return std::make_unique<ForwardOf<Device, T>>(config, std::move(weights), device, attention);
 }
 
-#define FTBERT_INSTANTIATE(D, T)                                                                   \
-  template std::unique_ptr<Forward> make_forward<D, T>(const ModelConfig&, Weights<T>, at::Device, \
-                                                       std::optional<AttentionPath>);
+#define FTBERT_INSTANTIATE(D, T) FTBERT_INSTANTIATE_ONE(make_forward<D, T>)
 FTBERT_BACKENDS(FTBERT_INSTANTIATE)
 
 }  // namespace ftbert::binding

@@ -4,7 +4,6 @@
 
 #include <limits>
 #include <optional>
-#include <string>
 #include <type_traits>
 
 #include "binding/tensors.h"

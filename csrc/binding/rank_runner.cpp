@@ -168,24 +168,14 @@ void RankRunner::run_rank(int64_t rank) {
     (*work_)(rank);
   } catch (...) {
     failed_[rank] = std::current_exception();
-    stop();
+    of_group([](auto& group) { group.stop(); });
   }
-}
-
-void RankRunner::stop() {
-  if (cpu_)
-    cpu_->stop();
-  else
-    cuda_->stop();
 }
 
 void RankRunner::rethrow() {
   for (const std::unique_ptr<StreamMark>& before : before_)
     if (before) before->wait_on_host();
-  if (cpu_)
-    cpu_->reset();
-  else
-    cuda_->reset();
+  of_group([](auto& group) { group.reset(); });
   size_t rank = 0;
   while (rank < failed_.size() && (!failed_[rank] || is_consequence(failed_[rank]))) ++rank;
   if (rank == failed_.size()) throw Error("a rank failed without saying why");

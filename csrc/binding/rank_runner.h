@@ -45,9 +45,12 @@ class RankRunner {
   at::Tensor at_rank(const at::Tensor& tensor, int64_t rank) const;
 
  private:
+  template <class F>
+  auto of_group(const F& f) const {
+    return cpu_ ? f(*cpu_) : f(*cuda_);
+  }
   void work_as(int64_t rank);
   void run_rank(int64_t rank);
-  void stop();
   [[noreturn]] void rethrow();
 
   // Threads and what they wait with: of a process that is forked nobody can end or free them.

@@ -37,15 +37,12 @@ void present(const char* name, const Tensor& t) { FTBERT_CHECK(t.defined(), name
 
 // norm_backward, which has no gradient of its own.
 struct NormGradient : Function<NormGradient> {
-  static variable_list forward(AutogradContext*, const Tensor& grad, const OptionalTensor& grad_sum,
-                               const Tensor& saved, bool from_output, const OptionalTensor& mean, const Tensor& rstd,
-                               const OptionalTensor& weight, const OptionalTensor& bias, at::IntArrayRef shape,
-                               double eps, const std::string& kind, double offset, at::ScalarType dtype,
-                               bool weight_grad, bool bias_grad) {
+  // arguments: the op's.
+  template <class... Arguments>
+  static variable_list forward(AutogradContext*, const Arguments&... arguments) {
     static const auto backward = op<BackwardSignature>("ftbert::norm_backward");
     const at::AutoDispatchBelowADInplaceOrView below;
-    const auto [x, w, b] = backward.call(grad, grad_sum, saved, from_output, mean, rstd, weight, bias, shape, eps, kind,
-                                         offset, dtype, weight_grad, bias_grad);
+    const auto [x, w, b] = backward.call(arguments...);
     return {x, w, b};
   }
   static variable_list backward(AutogradContext*, variable_list) {

@@ -14,18 +14,31 @@ Operand operand(const OptionalTensor& t) {
   return t ? Operand{t->numel() ? data<void>(*t) : nullptr, &plain_format(dtype_of(t->scalar_type()))} : Operand();
 }
 
+// Of this shape, dense. `expected`: the shape in words.
+OptionalTensor matrix(const char* name, const OptionalTensor& t, const Tensor& x, at::IntArrayRef shape,
+                      const std::string& expected) {
+  if (!t) return std::nullopt;
+  element_tensor(name, *t, x);
+  FTBERT_CHECK(t->sizes() == shape, name, ": expected ", expected, ", got ", describe(*t));
+  return t->contiguous();
+}
+OptionalTensor matrix(const char* name, const OptionalTensor& t, const Tensor& x) {
+  return matrix(name, t, x, x.sizes(), shape_text(x.sizes()));
+}
+
 // The arguments of both ops that describe the norm. x ends in normalized_shape.
-struct NormArguments {
-  NormKind kind;
-  int64_t rows = 1, cols = 1;
-  float eps, offset;
+struct NormArguments : TrainingNorm {
   OptionalTensor weight, bias;  // contiguous
 
   NormArguments(const char* name, const Tensor& x, const OptionalTensor& weight, const OptionalTensor& bias,
                 at::IntArrayRef shape, double eps, const std::string& kind, double offset)
-      : kind(kind == "layer" ? NormKind::layer : NormKind::rms),
-        eps(static_cast<float>(eps)),
-        offset(static_cast<float>(offset)) {
+      : TrainingNorm{.kind = kind == "layer" ? NormKind::layer : NormKind::rms,
+                     .rows = 1,
+                     .cols = 1,
+                     .eps = static_cast<float>(eps),
+                     .offset = static_cast<float>(offset),
+                     .gamma = {},
+                     .beta = {}} {
     FTBERT_CHECK(kind == "layer" || kind == "rms", "kind: expected layer or rms, got ", kind);
     FTBERT_CHECK(eps > 0, "eps: expected more than 0, got ", eps);
     element_tensor(name, x, x);
@@ -37,36 +50,11 @@ struct NormArguments {
     FTBERT_CHECK(cols > 0 && cols < (1 << 30), "normalized_shape: expected 1 to 2^30 - 1 elements, got ",
                  shape_text(shape));
     FTBERT_CHECK(!bias || kind == "layer", "bias: expected none beside kind rms");
-    this->weight = vector("weight", weight, x, shape);
-    this->bias = vector("bias", bias, x, shape);
-  }
-
-  void fill(TrainingNorm& norm) const {
-    norm.kind = kind;
-    norm.rows = rows;
-    norm.cols = cols;
-    norm.eps = eps;
-    norm.offset = offset;
-    norm.gamma = operand(weight);
-    norm.beta = operand(bias);
-  }
-
- private:
-  static OptionalTensor vector(const char* name, const OptionalTensor& t, const Tensor& x, at::IntArrayRef shape) {
-    if (!t) return std::nullopt;
-    element_tensor(name, *t, x);
-    FTBERT_CHECK(t->sizes() == shape, name, ": expected normalized_shape ", shape_text(shape), ", got ", describe(*t));
-    return t->contiguous();
+    const std::string expected = "normalized_shape " + shape_text(shape);
+    gamma = operand(this->weight = matrix("weight", weight, x, shape, expected));
+    beta = operand(this->bias = matrix("bias", bias, x, shape, expected));
   }
 };
-
-// Of x's shape, dense.
-OptionalTensor matrix(const char* name, const OptionalTensor& t, const Tensor& x) {
-  if (!t) return std::nullopt;
-  element_tensor(name, *t, x);
-  FTBERT_CHECK(t->sizes() == x.sizes(), name, ": expected ", shape_text(x.sizes()), ", got ", describe(*t));
-  return t->contiguous();
-}
 
 Tensor row_numbers(const char* name, const OptionalTensor& t, const Tensor& x, int64_t rows) {
   FTBERT_CHECK(t, name, ": expected float32 ", shape_text({rows}), ", got none");
@@ -97,15 +85,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> norm_forward_op(const Tensor& x_, con
                rstd = at::empty({of.rows}, floats);
   if (of.rows == 0) return {y, sum, mean, rstd};
   on_gpu(*x, [&](auto& context, auto) {
-    NormForward norm;
-    of.fill(norm);
-    norm.x = operand(x);
-    norm.residual = operand(residual);
-    norm.sum = operand(sum);
-    norm.out = operand(y);
-    norm.mean = of.kind == NormKind::layer ? data<float>(mean) : nullptr;
-    norm.rstd = data<float>(rstd);
-    norm_forward(context, norm);
+    norm_forward(context, {of, operand(x), operand(residual), operand(sum), operand(y),
+                           of.kind == NormKind::layer ? data<float>(mean) : nullptr, data<float>(rstd)});
   });
   return {y, sum, mean, rstd};
 }
@@ -135,24 +116,11 @@ std::tuple<Tensor, Tensor, Tensor> norm_backward_op(const Tensor& grad_, const O
   const Tensor grad_weight = like(of.weight, weight_grad), grad_bias = like(of.bias, bias_grad);
   if (of.rows == 0) return {grad_x, grad_weight, grad_bias};
   on_gpu(*saved, [&](auto& context, auto) {
-    NormBackward norm;
-    of.fill(norm);
-    norm.grad = operand(grad);
-    norm.grad_sum = operand(grad_sum);
-    norm.saved = operand(saved);
-    norm.from_output = from_output;
-    norm.mean = with_mean ? data<float>(mean) : nullptr;
-    norm.rstd = data<float>(rstd);
-    norm.grad_x = operand(grad_x);
-    norm.grad_gamma = operand(grad_weight);
-    norm.grad_beta = operand(grad_bias);
-    Tensor partials;
-    norm.partials = nullptr;
-    if (weight_grad || bias_grad) {
-      partials = at::empty({2, norm_partials(context, of.rows), of.cols}, rstd.options());
-      norm.partials = data<float>(partials);
-    }
-    norm_backward(context, norm);
+    OptionalTensor partials;
+    if (weight_grad || bias_grad) partials = at::empty({2, norm_partials(context, of.rows), of.cols}, rstd.options());
+    norm_backward(context, {of, operand(grad), operand(grad_sum), operand(saved), from_output,
+                            with_mean ? data<float>(mean) : nullptr, data<float>(rstd), operand(grad_x),
+                            operand(grad_weight), operand(grad_bias), data<float>(partials)});
   });
   return {grad_x, grad_weight, grad_bias};
 }
