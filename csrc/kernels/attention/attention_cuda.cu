@@ -250,14 +250,10 @@ std::string_view attention_kernel_name(const Context<Cuda>& context, const Heads
   return kernel ? kernel->name : "none";
 }
 
-#define FTBERT_INSTANTIATE(T)                                                                                         \
-  template std::span<const AttentionKernel<T>> attention_kernels<T>();                                                \
-  template Operand attention(Context<Cuda>&, const Heads&, const QueriesKeysValues&, const Sequences&,                \
-                             const ScorePolicy<T>&, const AttentionScratch&, const Operand&);                         \
-  template DType attention_operand<Cuda, T>(const Format&);                                                           \
-  template std::string why_no_fused_attention<Cuda, T>(const Context<Cuda>&, const Heads&, ScoreMembers);             \
-  template std::string_view attention_kernel_name(const Context<Cuda>&, const Heads&, const ScorePolicy<T>&, int64_t, \
-                                                  int64_t, AttentionUse);
-FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
+FTBERT_INSTANTIATE_CUDA(attention_kernels)
+FTBERT_INSTANTIATE_CUDA(attention, Cuda)
+FTBERT_INSTANTIATE_CUDA(attention_operand, Cuda)
+FTBERT_INSTANTIATE_CUDA(why_no_fused_attention, Cuda)
+FTBERT_INSTANTIATE_CUDA(attention_kernel_name)
 
 }  // namespace ftbert

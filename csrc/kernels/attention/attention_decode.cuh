@@ -16,7 +16,8 @@
 namespace ftbert {
 namespace {
 
-// kCluster: the splits of a sequence and head are a cluster.
+// kCluster: the splits of a sequence and head are a cluster. A block that ends has let the kernel behind start, and
+// what a variant does not use of the memory below takes none.
 template <class Shape, bool kCluster>
 __device__ void attend_split(const DecodeParameters<typename Shape::E>& p) {
   using E = typename Shape::E;
@@ -37,7 +38,8 @@ __device__ void attend_split(const DecodeParameters<typename Shape::E>& p) {
   const bool ahead = p.early && p.adds();
   if (ahead && keys.queries > 0 && keys.split < keys.live) ring.fill(first_of_warp);
   if (p.early) grid_wait();
-  // In a cluster all blocks come to its barriers, or none.
+  // In a cluster all blocks come to its barriers, or none: with several live ones, blocks without keys send sums of
+  // nothing. A block alone needs no barrier.
   if (keys.queries <= 0 || (keys.split >= keys.live && (!kCluster || keys.live == 1))) return;
   if (!ahead) ring.fill(first_of_warp);
 
@@ -46,7 +48,7 @@ __device__ void attend_split(const DecodeParameters<typename Shape::E>& p) {
   const E* const q = token + head * kHeadSize;
   E* const out = p.out + (keys.query - p.first_q) * p.out_stride + head * kHeadSize;
   if (p.adds()) {
-    // Of the blocks that share the new token's key, the first stores it.
+    // Of the blocks that share the new token's key, the first stores it; a row behind the cache's end is not stored.
     const int64_t row = keys.row + keys.keys - 1;
     make_fresh<kDecodeThreads>(p.added, q, token + keys.kv_head * kHeadSize, keys.place, keys.heads, keys.newest,
                                keys.first_head == 0 && row < p.added.rows,
@@ -54,11 +56,10 @@ __device__ void attend_split(const DecodeParameters<typename Shape::E>& p) {
     __syncthreads();
   }
   const auto fresh_chunk = [&](int which, int i) {
-    return Shape::has(i) ? Chunk::load(fresh[which] + Shape::chunk(i) * Shape::kInChunk) : Chunk::zero();
+    return Chunk::load(fresh[which] + Shape::chunk(i) * Shape::kInChunk);
   };
   LaneScores<Shape> scores(p.scale_log2, keys.heads, [&](int h, int i) {
     if (p.adds()) return fresh_chunk(h, i);
-    if (!Shape::has(i)) return Chunk::zero();
     return Chunk{__ldcg(reinterpret_cast<const uint4*>(q + h * kHeadSize) + Shape::chunk(i))};
   });
   if (keys.newest && Shape::warp() == 0)
@@ -103,6 +104,7 @@ __device__ void attend_split(const DecodeParameters<typename Shape::E>& p) {
 }
 
 template <class Shape, bool kCluster>
+// Grid: decode_keys.cuh. 2: splits_of (attention_decode_cuda.cu) may deal out two blocks a multiprocessor.
 __global__ void __launch_bounds__(kDecodeThreads, 2)
     attention_decode_kernel(const __grid_constant__ DecodeParameters<typename Shape::E> p) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900

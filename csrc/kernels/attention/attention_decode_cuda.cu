@@ -151,11 +151,11 @@ size_t attention_scratch_bytes(const Heads& heads, int64_t, AttentionUse use) {
   return kMostSplitBlocks * heads_a_block(heads.count / heads.kv) * (heads.size + kBesideSums) * sizeof(float);
 }
 
+FTBERT_INSTANTIATE_CUDA(decode_kernels)
+FTBERT_INSTANTIATE_CUDA(attention_scratch_bytes, Cuda)
 #define FTBERT_INSTANTIATE(T)                                                                                          \
-  template std::span<const AttentionKernel<T>> decode_kernels<T>();                                                    \
   template bool attention_of_new_tokens(Context<Cuda>&, const Heads&, const HeadRules<T>&, const T*, const Sequences&, \
-                                        const CacheRows<T>&, const ScorePolicy<T>&, const AttentionScratch&, T*);      \
-  template size_t attention_scratch_bytes<Cuda, T>(const Heads&, int64_t, AttentionUse);
+                                        const CacheRows<T>&, const ScorePolicy<T>&, const AttentionScratch&, T*);
 FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
 template int64_t attention_arrivals<Cuda>();
 

@@ -63,36 +63,6 @@ void launch_hopper(const Call<T>& call, Kernel kernel, int64_t columns, const Pa
                     grid.query_blocks, scale_log2(call), native(call.plain_out()), parameters...);
 }
 
-template <class Shape, class T, class... Out>
-void launch_short(const Call<T>& call, const Out&... out) {
-  launch_hopper<Shape>(call, attention_short<native_t<T>, Shape, Out...>, call.from.q.stride, out...);
-}
-
-// Whole sequences.
-template <class Shape, class T, class... Out>
-void launch_wgmma(const Call<T>& call, const Out&... out) {
-  launch_hopper<Shape>(call, attention_wgmma<native_t<T>, Shape, NoMaps, Out...>, call.from.q.stride, NoMaps(), out...);
-}
-
-template <class Shape, class T, class... Out>
-void launch_wgmma_window(const Call<T>& call, const Window& window, const Out&... out) {
-  launch_hopper<Shape>(call, attention_wgmma<native_t<T>, Shape, WindowMaps, Out...>, call.heads.width(),
-                       window_maps<Shape>(call, window), out...);
-}
-
-template <class Shape, class T, class... Out>
-void launch_pipeline(const Call<T>& call, const Window& window, const Out&... out) {
-  const Grid grid(call, Shape::kQueries);
-  if (call.sequences.rows == 0) return;
-  const unsigned blocks = std::min(grid.ctas, static_cast<unsigned>(call.context.sm_count));
-  launch_overlapped(call.context, "kernel attention", attention_pipeline<native_t<T>, Shape, Out...>, blocks,
-                    Shape::kThreads, Shape::kBytes, 1,
-                    rows_map<Shape>(call, call.from.q, call.sequences.rows, call.heads.width()), call.sequences.first_q,
-                    call.sequences.cu_q, static_cast<int>(call.sequences.count * call.heads.count), call.heads.count,
-                    grid.query_blocks, scale_log2(call), native(call.plain_out()),
-                    window_maps<Shape>(call, window, Shape::kKeys), out...);
-}
-
 // Sizes of heads with kernels of whole sequences, and with kernels that store E4M3.
 constexpr bool is_common_head(int64_t size) { return size <= 128 && std::has_single_bit(static_cast<uint64_t>(size)); }
 
@@ -114,7 +84,8 @@ struct ShortKernel : WholeOnHopper {
   }
   template <int kHeadSize, class T, class Scores, class... Out>
   static void launch(const Call<T>& call, const Scores&, const Out&... out) {
-    launch_short<ShortAttention<kHeadSize, kTiles>>(call, out...);
+    using Shape = ShortAttention<kHeadSize, kTiles>;
+    launch_hopper<Shape>(call, attention_short<native_t<T>, Shape, Out...>, call.from.q.stride, out...);
   }
 };
 
@@ -122,7 +93,9 @@ template <int kGroups, int kStages, int kParts, int kSteps>
 struct WholeByWarpgroups : WholeOnHopper {
   template <int kHeadSize, class T, class Scores, class... Out>
   static void launch(const Call<T>& call, const Scores&, const Out&... out) {
-    launch_wgmma<WgmmaAttention<kHeadSize, kGroups, kStages, kParts, kSteps>>(call, out...);
+    using Shape = WgmmaAttention<kHeadSize, kGroups, kStages, kParts, kSteps>;
+    launch_hopper<Shape>(call, attention_wgmma<native_t<T>, Shape, NoMaps, Out...>, call.from.q.stride, NoMaps(),
+                         out...);
   }
 };
 
@@ -170,8 +143,9 @@ template <int kLeast, int kMost, int kGroups, int kStages, int kSteps>
 struct WindowByWarpgroups : WindowOnHopper<kLeast, kMost> {
   template <int kHeadSize, class T, class Scores, class... Out>
   static void launch(const Call<T>& call, const Scores& scores, const Out&... out) {
-    launch_wgmma_window<WgmmaAttention<kHeadSize, kGroups, kStages, 1, kSteps>>(
-        call, scores.template get<ScoreMember::window>(), out...);
+    using Shape = WgmmaAttention<kHeadSize, kGroups, kStages, 1, kSteps>;
+    launch_hopper<Shape>(call, attention_wgmma<native_t<T>, Shape, WindowMaps, Out...>, call.heads.width(),
+                         window_maps<Shape>(call, scores.template get<ScoreMember::window>()), out...);
   }
 };
 // Of one tile of keys.
@@ -207,7 +181,16 @@ struct PipelineKernel : WindowOnHopper<128, 128> {
   }
   template <int kHeadSize, class T, class Scores, class... Out>
   static void launch(const Call<T>& call, const Scores& scores, const Out&... out) {
-    launch_pipeline<PipelinedAttention<kHeadSize, 2, 2>>(call, scores.template get<ScoreMember::window>(), out...);
+    using Shape = PipelinedAttention<kHeadSize, 2, 2>;
+    const Sequences& s = call.sequences;
+    const Grid grid(call, Shape::kQueries);
+    if (s.rows == 0) return;
+    const unsigned blocks = std::min(grid.ctas, static_cast<unsigned>(call.context.sm_count));
+    launch_overlapped(call.context, "kernel attention", attention_pipeline<native_t<T>, Shape, Out...>, blocks,
+                      Shape::kThreads, Shape::kBytes, 1, rows_map<Shape>(call, call.from.q, s.rows, call.heads.width()),
+                      s.first_q, s.cu_q, static_cast<int>(s.count * call.heads.count), call.heads.count,
+                      grid.query_blocks, scale_log2(call), native(call.plain_out()),
+                      window_maps<Shape>(call, scores.template get<ScoreMember::window>(), Shape::kKeys), out...);
   }
 };
 struct MiddleHeadsFewKeys : WindowByWarpgroups<65, 128, 2, 2, 2> {

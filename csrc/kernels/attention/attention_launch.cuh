@@ -3,7 +3,6 @@
 #pragma once
 #include <algorithm>
 #include <cmath>
-#include <type_traits>
 
 #include "core/check.h"
 #include "device/e4m3_rows.cuh"

@@ -2,7 +2,6 @@
 // merge.
 #pragma once
 #include <cmath>
-#include <cstdint>
 
 #include "device/mma.cuh"
 #include "device/tma.cuh"

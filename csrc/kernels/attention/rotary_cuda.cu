@@ -115,9 +115,6 @@ void rotary(Context<Device>& context, const Heads& heads, const HeadRules<T>& ru
   with_width<kWidth<T>>(wide, launch_width);
 }
 
-#define FTBERT_INSTANTIATE(T)                                                                               \
-  template void rotary<Cuda, T>(Context<Cuda>&, const Heads&, const HeadRules<T>&, int64_t, const Operand&, \
-                                const CacheRows<T>&);
-FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
+FTBERT_INSTANTIATE_CUDA(rotary, Cuda)
 
 }  // namespace ftbert

@@ -175,8 +175,6 @@ void softmax(Context<Device>& context, const Heads& heads, const float* scores, 
   with_row_shape<kSoftmaxWidth>(wide, seq, launch);
 }
 
-#define FTBERT_INSTANTIATE(T) \
-  template void softmax(Context<Cuda>&, const Heads&, const float*, const Sequences&, const ScorePolicy<T>&, T*);
-FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
+FTBERT_INSTANTIATE_CUDA(softmax, Cuda)
 
 }  // namespace ftbert
