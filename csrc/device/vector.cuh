@@ -125,6 +125,14 @@ struct Packed {
     }
   }
 
+  // x += the elements.
+  __device__ void add_to(float (&x)[W]) const {
+    float y[W];
+    to_floats(y);
+#pragma unroll
+    for (int w = 0; w < W; ++w) x[w] += y[w];
+  }
+
   static __device__ Packed from_floats(const float (&in)[W]) {
     Packed packed;
     if constexpr (sizeof(E) == 4 || W == 1) {

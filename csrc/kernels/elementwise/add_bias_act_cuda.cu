@@ -71,8 +71,6 @@ void add_bias_act(Context<Device>& context, T* x, const T* bias, Activation acti
   });
 }
 
-#define FTBERT_INSTANTIATE(T) \
-  template void add_bias_act(Context<Cuda>&, T*, const T*, Activation, int64_t, int64_t, const Operand&);
-FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
+FTBERT_INSTANTIATE_CUDA(add_bias_act, Cuda)
 
 }  // namespace ftbert

@@ -80,8 +80,6 @@ void add_bias_gate(Context<Device>& context, const Operand& x, const T* bias, Ac
   });
 }
 
-#define FTBERT_INSTANTIATE(T) \
-  template void add_bias_gate(Context<Cuda>&, const Operand&, const T*, Activation, int64_t, int64_t, const Operand&);
-FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
+FTBERT_INSTANTIATE_CUDA(add_bias_gate, Cuda)
 
 }  // namespace ftbert

@@ -61,8 +61,6 @@ void add_qkv_bias(Context<Device>& context, const Heads& heads, const T* qkv, co
   with_width<kWidth<T>>(vectorizable(kWidth<T>, heads.size, qkv, bias, q, k, v), launch);
 }
 
-#define FTBERT_INSTANTIATE(T) \
-  template void add_qkv_bias(Context<Cuda>&, const Heads&, const T*, const T*, const Sequences&, T*, T*, T*);
-FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
+FTBERT_INSTANTIATE_CUDA(add_qkv_bias, Cuda)
 
 }  // namespace ftbert

@@ -42,7 +42,6 @@ void all_reduce(Context<Cuda>& context, const PeerParts& all, int64_t count, T* 
   });
 }
 
-#define FTBERT_INSTANTIATE(T) template void all_reduce(Context<Cuda>&, const PeerParts&, int64_t, T*);
-FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
+FTBERT_INSTANTIATE_CUDA(all_reduce)
 
 }  // namespace ftbert

@@ -56,7 +56,6 @@ void quantise(Context<Device>& context, const T* x, int64_t rows, int64_t cols, 
   });
 }
 
-#define FTBERT_INSTANTIATE(T) template void quantise(Context<Cuda>&, const T*, int64_t, int64_t, const Operand&);
-FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
+FTBERT_INSTANTIATE_CUDA(quantise, Cuda)
 
 }  // namespace ftbert

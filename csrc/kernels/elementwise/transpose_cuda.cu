@@ -42,7 +42,6 @@ void transpose(Context<Device>& context, const Heads& heads, const T* x, const S
   with_width<kWidth<T>>(vectorizable(kWidth<T>, heads.size, x, out), launch);
 }
 
-#define FTBERT_INSTANTIATE(T) template void transpose(Context<Cuda>&, const Heads&, const T*, const Sequences&, T*);
-FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
+FTBERT_INSTANTIATE_CUDA(transpose, Cuda)
 
 }  // namespace ftbert

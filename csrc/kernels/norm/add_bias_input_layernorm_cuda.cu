@@ -81,9 +81,6 @@ void add_bias_input_layernorm(Context<Device>& context, const T* x, const T* bia
   });
 }
 
-#define FTBERT_INSTANTIATE(T)                                                                                   \
-  template void add_bias_input_layernorm(Context<Cuda>&, const T*, const T*, const T*, const Norm<T>&, int64_t, \
-                                         int64_t, const Output<T>&);
-FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
+FTBERT_INSTANTIATE_CUDA(add_bias_input_layernorm, Cuda)
 
 }  // namespace ftbert

@@ -65,22 +65,14 @@ __device__ void add_parts(const PeerParts& all, int64_t at, int cols, int lane,
   load(1, packs[1]);
 #pragma unroll
   for (int i = 0; i < P; ++i) {
-    float y[W];
     packs[0][i].to_floats(x[i]);
-    packs[1][i].to_floats(y);
-#pragma unroll
-    for (int w = 0; w < W; ++w) x[i][w] += y[w];
+    packs[1][i].add_to(x[i]);
   }
 #pragma unroll 1
   for (int rank = 2; rank < all.size; ++rank) {
     load(rank, packs[0]);
 #pragma unroll
-    for (int i = 0; i < P; ++i) {
-      float y[W];
-      packs[0][i].to_floats(y);
-#pragma unroll
-      for (int w = 0; w < W; ++w) x[i][w] += y[w];
-    }
+    for (int i = 0; i < P; ++i) packs[0][i].add_to(x[i]);
   }
 }
 

@@ -123,8 +123,6 @@ void batch_norm_backward_apply(Context<Cuda>& context, const BatchNormBackward<T
   });
 }
 
-#define FTBERT_INSTANTIATE(T) \
-  template void batch_norm_backward_apply(Context<Cuda>&, const BatchNormBackward<T>&, const float*, T*, T*);
-FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
+FTBERT_INSTANTIATE_CUDA(batch_norm_backward_apply)
 
 }  // namespace ftbert

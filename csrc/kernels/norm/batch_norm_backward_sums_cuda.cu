@@ -122,9 +122,6 @@ void batch_norm_backward_sums(Context<Cuda>& context, const BatchNormBackward<T>
                     kJoinThreads, 0, Presence::streaming(), partials, shape, call.vectors, sums, d_weight, d_bias);
 }
 
-#define FTBERT_INSTANTIATE(T)                                                                         \
-  template void batch_norm_backward_sums(Context<Cuda>&, const BatchNormBackward<T>&, float*, float*, \
-                                         const ChannelVector&, const ChannelVector&);
-FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
+FTBERT_INSTANTIATE_CUDA(batch_norm_backward_sums)
 
 }  // namespace ftbert

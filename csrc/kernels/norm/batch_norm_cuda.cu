@@ -276,10 +276,7 @@ void batch_norm_apply(Context<Cuda>& context, const BatchNormForward<T>& call) {
   });
 }
 
-#define FTBERT_INSTANTIATE(T)                                                                 \
-  template void batch_norm_statistics(Context<Cuda>&, const T*, const ChannelLayout&, float*, \
-                                      const RunningStatistics&, float*, float*);              \
-  template void batch_norm_apply(Context<Cuda>&, const BatchNormForward<T>&);
-FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
+FTBERT_INSTANTIATE_CUDA(batch_norm_statistics)
+FTBERT_INSTANTIATE_CUDA(batch_norm_apply)
 
 }  // namespace ftbert

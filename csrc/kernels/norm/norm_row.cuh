@@ -97,17 +97,8 @@ __device__ void norm_long(const E* a, const E* b, const E* c, const E* gamma, co
   using Pack = Packed<E, W>;
   const auto value = [&](int col, float (&x)[W]) {
     Pack::load(a + col).to_floats(x);
-    float y[W];
-    if (b != nullptr) {
-      Pack::load(b + col).to_floats(y);
-#pragma unroll
-      for (int w = 0; w < W; ++w) x[w] += y[w];
-    }
-    if (c != nullptr) {
-      Pack::load(c + col).to_floats(y);
-#pragma unroll
-      for (int w = 0; w < W; ++w) x[w] += y[w];
-    }
+    if (b != nullptr) Pack::load(b + col).add_to(x);
+    if (c != nullptr) Pack::load(c + col).add_to(x);
   };
 
   float mean = 0, scale = 1;

@@ -94,9 +94,7 @@ void relu_backward_from_mask(Context<Cuda>& context, const T* dy, const uint32_t
   });
 }
 
-#define FTBERT_INSTANTIATE(T)                                                     \
-  template void relu_with_mask(Context<Cuda>&, const T*, int64_t, T*, uint32_t*); \
-  template void relu_backward_from_mask(Context<Cuda>&, const T*, const uint32_t*, int64_t, T*);
-FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
+FTBERT_INSTANTIATE_CUDA(relu_with_mask)
+FTBERT_INSTANTIATE_CUDA(relu_backward_from_mask)
 
 }  // namespace ftbert

@@ -300,7 +300,7 @@ template <class Rows, bool kCentred, bool kFromOutput>
 unsigned launch_backward(Context<Cuda>& context, const NormBackward& norm) {
   const BackwardArguments<Rows> arguments(norm);
   unsigned blocks = 0;
-  with_training_shape<Rows::kWidth, Rows::kPlain>(norm.cols, [&]<class Shape>(Shape) {
+  TrainingShapes<Rows::kWidth, Rows::kPlain>::first_that_holds(norm.cols, [&]<class Shape>(Shape) {
     constexpr size_t kSums = (1 + kCentred) * Shape::kCols * sizeof(float);  // of a group, where its rows were
     const size_t group = Rows::kStaged ? Shape::kGroupBytes * (norm.grad_sum ? 3 : 2) : kSums;
     static_assert(!Rows::kStaged || 2 * Shape::kGroupBytes >= kSums);

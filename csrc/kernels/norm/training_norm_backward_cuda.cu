@@ -34,6 +34,8 @@ __global__ void __launch_bounds__(kSumColumns* kSumParts)
 
 }  // namespace
 
+template BackwardParts norm_backward_plain<float>(Context<Cuda>&, const NormBackward&);
+
 int64_t norm_partials(const Context<Cuda>& context, int64_t rows) { return std::min<int64_t>(rows, context.sm_count); }
 
 void norm_backward(Context<Cuda>& context, const NormBackward& norm) {

@@ -35,35 +35,23 @@ struct ForwardArguments {
 template <int kWidth_, int kThreads_, int kPacks_, int kRows_, int kBlocks_>
 struct ForwardShape {
   static constexpr int kWidth = kWidth_, kThreads = kThreads_, kPacks = kPacks_, kRows = kRows_, kBlocks = kBlocks_;
+  static constexpr int kCols = kWidth * kThreads * kPacks;  // the longest row
 };
 
-// launch(ForwardShape) with the first that holds a row; false: there is none.
-template <int kWidth, bool kMany, class Launch>
-bool with_forward_shape(int64_t cols, const Launch& launch) {
-  const int64_t packs = cols / kWidth;
-  if constexpr (kWidth == 1) {
-    if (cols <= 128) return launch(ForwardShape<1, 32, 4, 8, 4>());
-    if (cols <= 1024) return launch(ForwardShape<1, 256, 4, 1, 4>());
-    if (cols <= 4096) return launch(ForwardShape<1, 512, 8, 1, 2>());
-    return false;
-  } else {
-    if constexpr (kMany)
-      if (packs <= 16) return launch(ForwardShape<kWidth, 16, 1, 16, 6>());
-    if (packs <= 32) return launch(ForwardShape<kWidth, 32, 1, 8, 6>());
-    if constexpr (kMany)
-      if (packs <= 64) return launch(ForwardShape<kWidth, 32, 2, 4, 8>());
-    if (packs <= 96) return launch(ForwardShape<kWidth, 32, 3, 4, 6>());
-    if constexpr (kMany)
-      if (packs <= 128) return launch(ForwardShape<kWidth, 32, 4, 4, 5>());
-    if (packs <= 192) return launch(ForwardShape<kWidth, 64, 3, 4, 3>());
-    if constexpr (kMany)
-      if (packs <= 256) return launch(ForwardShape<kWidth, 64, 4, 4, 3>());
-    if (packs <= 512) return launch(ForwardShape<kWidth, 128, 4, 2, 3>());
-    if (packs <= 1024) return launch(ForwardShape<kWidth, 256, 4, 1, 3>());
-    if (packs <= 2048) return launch(ForwardShape<kWidth, 512, 4, 1, 2>());
-    return false;
-  }
-}
+// The shapes of rows by W elements an access; kMany: more of them.
+template <int W, bool kMany>
+struct ForwardShapes
+    : ShapeList<ForwardShape<W, 32, 1, 8, 6>, ForwardShape<W, 32, 3, 4, 6>, ForwardShape<W, 64, 3, 4, 3>,
+                ForwardShape<W, 128, 4, 2, 3>, ForwardShape<W, 256, 4, 1, 3>, ForwardShape<W, 512, 4, 1, 2>> {};
+template <int W>
+struct ForwardShapes<W, true>
+    : ShapeList<ForwardShape<W, 16, 1, 16, 6>, ForwardShape<W, 32, 1, 8, 6>, ForwardShape<W, 32, 2, 4, 8>,
+                ForwardShape<W, 32, 3, 4, 6>, ForwardShape<W, 32, 4, 4, 5>, ForwardShape<W, 64, 3, 4, 3>,
+                ForwardShape<W, 64, 4, 4, 3>, ForwardShape<W, 128, 4, 2, 3>, ForwardShape<W, 256, 4, 1, 3>,
+                ForwardShape<W, 512, 4, 1, 2>> {};
+template <>
+struct ForwardShapes<1, false>
+    : ShapeList<ForwardShape<1, 32, 4, 8, 4>, ForwardShape<1, 256, 4, 1, 4>, ForwardShape<1, 512, 8, 1, 2>> {};
 
 // V: of gamma and beta, each of which may be absent, or void: known when the kernel runs. kCentred: LayerNorm.
 template <class Rows, class V, bool kCentred, bool kResidual, class Shape>
@@ -219,7 +207,7 @@ __global__ void __launch_bounds__(kLongThreads, 2)
 template <class Rows, class V, bool kCentred>
 bool launch_forward(Context<Cuda>& context, const NormForward& norm) {
   const ForwardArguments<Rows> arguments(norm);
-  return with_forward_shape<Rows::kWidth, Rows::kPlain>(norm.cols, [&]<class Shape>(Shape) {
+  return ForwardShapes<Rows::kWidth, Rows::kPlain>::first_that_holds(norm.cols, [&]<class Shape>(Shape) {
     const auto blocks = static_cast<unsigned>((norm.rows + Shape::kRows - 1) / Shape::kRows);
     const auto launch = [&](auto* kernel) {
       launch_overlapped(context, "kernel norm_forward", kernel, dim3(blocks), Shape::kThreads * Shape::kRows, 0,

@@ -29,34 +29,18 @@ struct TrainingShape {
   static constexpr size_t kGroupBytes = 16 * kStages * kThreads * kPacks;  // of a matrix's rows in shared memory
 };
 
-// launch(TrainingShape) with the first that holds a row; false: there is none, or launch has no room for it.
-template <int kWidth, bool kMany, class Launch>
-bool with_training_shape(int64_t cols, const Launch& launch) {
-  if constexpr (kWidth == 1) {
-    if (cols <= 128) return launch(TrainingShape<1, 32, 4>());
-    if (cols <= 1024) return launch(TrainingShape<1, 256, 4>());
-    if (cols <= 4096) return launch(TrainingShape<1, 512, 8>());
-    return false;
-  } else {
-    // Elements of 16 bits that fill one: 128, 256, 512, 768, 1024, 1536, 2048, 4096, 8192 and 16384.
-    const int64_t packs = cols / kWidth;
-    if constexpr (kMany)
-      if (packs <= 16) return launch(TrainingShape<kWidth, 16, 1>());
-    if (packs <= 32) return launch(TrainingShape<kWidth, 32, 1>());
-    if constexpr (kMany)
-      if (packs <= 64) return launch(TrainingShape<kWidth, 32, 2>());
-    if (packs <= 96) return launch(TrainingShape<kWidth, 32, 3>());
-    if constexpr (kMany)
-      if (packs <= 128) return launch(TrainingShape<kWidth, 128, 1>());
-    if (packs <= 192) return launch(TrainingShape<kWidth, 64, 3>());
-    if constexpr (kMany)
-      if (packs <= 256) return launch(TrainingShape<kWidth, 256, 1>());
-    if (packs <= 512) return launch(TrainingShape<kWidth, 256, 2>());
-    if (packs <= 1024) return launch(TrainingShape<kWidth, 512, 2>());
-    if (packs <= 2048) return launch(TrainingShape<kWidth, 512, 4>());
-    return false;
-  }
-}
+// As ForwardShapes. Elements of 16 bits that fill one: 128, 256, 512, 768, 1024, 1536, 2048, 4096, 8192 and 16384.
+template <int W, bool kMany>
+struct TrainingShapes : ShapeList<TrainingShape<W, 32, 1>, TrainingShape<W, 32, 3>, TrainingShape<W, 64, 3>,
+                                  TrainingShape<W, 256, 2>, TrainingShape<W, 512, 2>, TrainingShape<W, 512, 4>> {};
+template <int W>
+struct TrainingShapes<W, true>
+    : ShapeList<TrainingShape<W, 16, 1>, TrainingShape<W, 32, 1>, TrainingShape<W, 32, 2>, TrainingShape<W, 32, 3>,
+                TrainingShape<W, 128, 1>, TrainingShape<W, 64, 3>, TrainingShape<W, 256, 1>, TrainingShape<W, 256, 2>,
+                TrainingShape<W, 512, 2>, TrainingShape<W, 512, 4>> {};
+template <>
+struct TrainingShapes<1, false>
+    : ShapeList<TrainingShape<1, 32, 4>, TrainingShape<1, 256, 4>, TrainingShape<1, 512, 8>> {};
 
 // ---- the walk ------------------------------------------------------------------------------------------------------
 

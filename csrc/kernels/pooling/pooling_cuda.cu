@@ -109,8 +109,6 @@ void pooling(Context<Device>& context, const T* hidden, const int32_t* cu_seqlen
   with_width<kWidth<T>>(vectorizable(kWidth<T>, cols, hidden) && vectorizable(kWidth<float>, cols, out), launch);
 }
 
-#define FTBERT_INSTANTIATE(T) \
-  template void pooling(Context<Cuda>&, const T*, const int32_t*, int64_t, int64_t, PoolingMode, bool, float*);
-FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
+FTBERT_INSTANTIATE_CUDA(pooling, Cuda)
 
 }  // namespace ftbert

@@ -127,7 +127,6 @@ void argmax(Context<Device>& context, const T* logits, int64_t rows, int64_t col
   });
 }
 
-#define FTBERT_INSTANTIATE(T) template void argmax(Context<Cuda>&, const T*, int64_t, int64_t, int64_t*);
-FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
+FTBERT_INSTANTIATE_CUDA(argmax, Cuda)
 
 }  // namespace ftbert

@@ -1,8 +1,9 @@
-// The kernels of norm_backward for rows of fp16.
+// The kernels of norm_backward for rows of 16 bits.
 #include "kernels/norm/training_norm_backward.cuh"
 
 namespace ftbert {
 
 template BackwardParts norm_backward_plain<half_t>(Context<Cuda>&, const NormBackward&);
+template BackwardParts norm_backward_plain<bfloat16_t>(Context<Cuda>&, const NormBackward&);
 
 }  // namespace ftbert
