@@ -26,8 +26,7 @@ at::Tensor find_stream(const std::vector<WeightSpec>& specs, const TensorDict& w
     if (spec.matrix || spec.type || it == weights.end()) continue;
     const at::Tensor tensor = it->value();
     plain(spec.name.c_str(), tensor);
-    const at::ScalarType type = tensor.scalar_type();
-    if (type == at::kFloat || type == at::kHalf || type == at::kBFloat16) return tensor;
+    if (is_element(tensor.scalar_type())) return tensor;
   }
   fail("the weights have no tensor in float32, float16 or bfloat16 beside the matrices; expected ", specs.front().name);
 }
@@ -214,7 +213,8 @@ StringDict EncoderClass::info() const {
   all.insert("device", device_.str());
   all.insert("dtype", std::string(to_string(dtype_of(dtype_))));
   for (const auto& [key, value] : engine_->info()) all.insert(key, value);
-  const std::map<std::string, int64_t> stored = count_matrices();
+  std::map<std::string, int64_t> stored;  // matrices, by the name of their type
+  for (const auto& [name, format] : matrix_formats_) ++stored[std::string(format->name)];
   const std::string stream(to_string(dtype_of(dtype_)));
   if (stored.empty() || (stored.size() == 1 && stored.begin()->first == stream)) return all;
   std::string products;
@@ -233,12 +233,6 @@ StringDict EncoderClass::info() const {
   for (const std::string& one : attention) words += (words.empty() ? "" : "; ") + one;
   all.insert("attention_products", words);
   return all;
-}
-
-std::map<std::string, int64_t> EncoderClass::count_matrices() const {
-  std::map<std::string, int64_t> counts;
-  for (const auto& [name, format] : matrix_formats_) ++counts[std::string(format->name)];
-  return counts;
 }
 
 std::string EncoderClass::matrix_dtype() const {

@@ -53,8 +53,6 @@ class EncoderClass : public torch::CustomClassHolder {
   c10::intrusive_ptr<EncoderClass> to(at::Device device, at::ScalarType dtype) const;
 
  private:
-  std::map<std::string, int64_t> count_matrices() const;  // by the name of their type
-
   TensorDict weights_;                        // plain tensors that kernels read
   std::map<std::string, at::Tensor> packed_;  // GEMM operands in the CPU library's layout or q8_0's, instead of plain
   std::map<std::string, const Format*> matrix_formats_;

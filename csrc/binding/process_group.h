@@ -24,9 +24,6 @@ class ProcessGroup {
   // By its name there. Error where it is not `size` processes, or this one is another than `rank`.
   ProcessGroup(const Processes& processes, int64_t rank, int64_t size);
 
-  int64_t rank() const { return rank_; }
-  int64_t size() const { return size_; }
-
   bool compares() const { return bool(comparisons_); }
   bool contents() const { return contents_; }
   // Sends the others the lines (binding/call_words.h) of the call that this rank is about to make, and returns.

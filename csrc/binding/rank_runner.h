@@ -26,7 +26,6 @@ class RankRunner {
   RankRunner(const RankRunner&) = delete;
   RankRunner& operator=(const RankRunner&) = delete;
 
-  const std::vector<at::Device>& devices() const { return devices_; }
   AnyCommunicator communicator(int64_t rank) const;
   const char* way() const { return cpu_ ? cpu_->way() : cuda_->way(); }  // of adding up
 

@@ -16,8 +16,8 @@
 namespace ftbert {
 namespace {
 
-// kCluster: the splits of a sequence and head are a cluster. A block that ends has let the kernel behind start, and
-// what a variant does not use of the memory below takes none.
+// kCluster: the splits of a sequence and head are a cluster. A block that ends has let the kernel behind start, and what
+// a variant does not use of the memory below takes none.
 template <class Shape, bool kCluster>
 __device__ void attend_split(const DecodeParameters<typename Shape::E>& p) {
   using E = typename Shape::E;
@@ -56,10 +56,11 @@ __device__ void attend_split(const DecodeParameters<typename Shape::E>& p) {
     __syncthreads();
   }
   const auto fresh_chunk = [&](int which, int i) {
-    return Chunk::load(fresh[which] + Shape::chunk(i) * Shape::kInChunk);
+    return Shape::has(i) ? Chunk::load(fresh[which] + Shape::chunk(i) * Shape::kInChunk) : Chunk::zero();
   };
   LaneScores<Shape> scores(p.scale_log2, keys.heads, [&](int h, int i) {
     if (p.adds()) return fresh_chunk(h, i);
+    if (!Shape::has(i)) return Chunk::zero();
     return Chunk{__ldcg(reinterpret_cast<const uint4*>(q + h * kHeadSize) + Shape::chunk(i))};
   });
   if (keys.newest && Shape::warp() == 0)

@@ -126,7 +126,15 @@ struct RowState {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float now = row_maximum(score, r) * scale_log2;
-      bring_to(now, now - subtracted[r] > 8, r, sum, total);
+      const bool larger = now - subtracted[r] > 8;  // of this row alone: others do not depend on it
+      const float correction = larger ? fast_exp2(subtracted[r] - now) : 1.0f;
+      subtracted[r] = larger ? now : subtracted[r];
+#pragma unroll
+      for (int d = 0; d < kColumns8; ++d) {
+        sum[d][2 * r] *= correction;
+        sum[d][2 * r + 1] *= correction;
+      }
+      total[r] *= correction;
     }
   }
   // Scores become their powers, which are added to total.
@@ -164,26 +172,22 @@ struct RowState {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const unsigned lanes = __ballot_sync(~0u, too_large<E>(most[r]));
-      const bool larger = lanes >> (threadIdx.x % 32 / 4 * 4) & 0xF;
-      bring_to(row_maximum(score, r) * scale_log2, larger, r, sum, total...);
+      const bool larger = lanes >> (threadIdx.x % 32 / 4 * 4) & 0xF;  // of this row alone: others do not depend on it
+      const float now = row_maximum(score, r) * scale_log2;
+      const float correction = larger ? fast_exp2(subtracted[r] - now) : 1.0f;
+      subtracted[r] = larger ? now : subtracted[r];
+#pragma unroll
+      for (int d = 0; d < kColumns8; ++d) {
+        sum[d][2 * r] *= correction;
+        sum[d][2 * r + 1] *= correction;
+      }
+      ((total[r] *= correction), ...);
     }
     powers<E>(score, p, scale_log2, here);
     ((total[0] += here[0], total[1] += here[1]), ...);
   }
 
  private:
-  // Row r to a new maximum, where that is larger in this row: rows do not depend on others.
-  template <int kColumns8, class... Total>
-  __device__ void bring_to(float now, bool larger, int r, float (&sum)[kColumns8][4], Total&... total) {
-    const float correction = larger ? fast_exp2(subtracted[r] - now) : 1.0f;
-    subtracted[r] = larger ? now : subtracted[r];
-#pragma unroll
-    for (int d = 0; d < kColumns8; ++d) {
-      sum[d][2 * r] *= correction;
-      sum[d][2 * r + 1] *= correction;
-    }
-    ((total[r] *= correction), ...);
-  }
   template <int kKeys8>
   __device__ static float lane_maximum(const float (&score)[kKeys8][4], int r) {
     float most = fmaxf(score[0][2 * r], score[0][2 * r + 1]);
@@ -239,23 +243,28 @@ __device__ void stage_rows(char* memory, int first_row, int lane, const float (&
   }
 }
 
-// Rows [first_row, first_row + kRows) of the block to out [.., width], as many as are `real`; by one warp. Out:
-// nothing, or E4m3Rows in the place of out.
-template <class E, int kHeadSize, int kRows, class... Out>
-__device__ void store_rows(const char* memory, int first_row, int lane, int real, E* out, int64_t width, Out... e4m3) {
+// Rows [first_row, first_row + kRows) of the block to out [.., width], as many as are `real`; by one warp.
+template <class E, int kHeadSize, int kRows>
+__device__ void store_rows(const char* memory, int first_row, int lane, int real, E* out, int64_t width) {
   constexpr int kChunks = kHeadSize / 8;
-  (e4m3.read_scale(), ...);
   real = min(real, kRows);
   for (int i = lane; i < real * kChunks; i += 32) {
     const int row = first_row + i / kChunks, chunk = i % kChunks;
-    const Packed<E, 8> pack{*reinterpret_cast<const uint4*>(memory + swizzled<kHeadSize>(0, row, chunk))};
-    if constexpr (sizeof...(Out) == 0) {
-      pack.store(out + row * width + chunk * 8);
-    } else {
-      float x[8];
-      pack.to_floats(x);
-      (put(x, e4m3, row * width + chunk * 8), ...);
-    }
+    *reinterpret_cast<uint4*>(out + row * width + chunk * 8) =
+        *reinterpret_cast<const uint4*>(memory + swizzled<kHeadSize>(0, row, chunk));
+  }
+}
+// The same to `to`, in E4M3; nothing to out.
+template <class E, int kHeadSize, int kRows>
+__device__ void store_rows(const char* memory, int first_row, int lane, int real, E*, int64_t width, E4m3Rows to) {
+  constexpr int kChunks = kHeadSize / 8;
+  to.read_scale();
+  real = min(real, kRows);
+  for (int i = lane; i < real * kChunks; i += 32) {
+    const int row = first_row + i / kChunks, chunk = i % kChunks;
+    float x[8];
+    Packed<E, 8>{*reinterpret_cast<const uint4*>(memory + swizzled<kHeadSize>(0, row, chunk))}.to_floats(x);
+    put(x, to, row * width + chunk * 8);
   }
 }
 

@@ -83,8 +83,13 @@ struct MemorySums {
     for (int h = Shape::warp(); h < Shape::kHeads; h += kDecodeWarps) {
       const float* const of = splits + lane * kSplitFloats + h * kHeadFloats + Shape::kHeadSize;
       const float mine = lane < live ? __ldcg(of) : -1e30f, total = lane < live ? __ldcg(of + 1) : 0.0f;
-      const float weight = decode_exp2<E>(mine - reduce<32>(mine, Max()));
-      const float all = reduce<32>(weight * total, Sum());
+      float most = mine;
+#pragma unroll
+      for (int offset = 16; offset > 0; offset /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, offset));
+      const float weight = decode_exp2<E>(mine - most);
+      float all = weight * total;
+#pragma unroll
+      for (int offset = 16; offset > 0; offset /= 2) all += __shfl_xor_sync(0xffffffffu, all, offset);
       room.weights[h][lane] = all != 0 ? weight / all : 0;
     }
   }

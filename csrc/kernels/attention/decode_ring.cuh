@@ -45,10 +45,15 @@ struct LaneRing {
     copy_async_wait<kStages - 2>();
     ask(asked, stage == 0 ? kStages - 1 : stage - 1);
   }
-  // This lane's part of its key u of the round.
-  __device__ void read(Half half, int u, float (&numbers)[Shape::kNumbers]) const {
-    Shape::read([&](int i) { return Chunk{*reinterpret_cast<const uint4*>(memory + slot(stage, half, u, i))}; },
-                numbers);
+  // This lane's part of its key u of the round; zeros where it has none.
+  __device__ void read(Half half, int u, Chunk (&chunks)[Shape::kOwn]) const {
+#pragma unroll
+    for (int i = 0; i < Shape::kOwn; ++i) {
+      if (!Shape::has(i))
+        chunks[i] = Chunk::zero();
+      else
+        chunks[i] = Chunk{*reinterpret_cast<const uint4*>(memory + slot(stage, half, u, i))};
+    }
   }
   __device__ void next() {
     if (++stage == kStages) stage = 0;

@@ -42,8 +42,12 @@ struct LaneScores {
   template <class Load>
   __device__ LaneScores(float scale_log2, int heads, const Load& load) : scale_log2(scale_log2) {
 #pragma unroll
-    for (int h = 0; h < kHeads; ++h)
-      Shape::read([&](int i) { return h < heads ? load(h, i) : Chunk::zero(); }, query[h]);
+    for (int h = 0; h < kHeads; ++h) {
+      Chunk chunks[kOwn];
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) chunks[i] = h < heads ? load(h, i) : Chunk::zero();
+      to_floats(chunks, query[h]);
+    }
   }
 
   // The new token's key and value, for the lanes of the warp's first key: before all others. load(part, i): of the key
@@ -51,15 +55,20 @@ struct LaneScores {
   template <class Load>
   __device__ void start_with(const Load& load) {
     const bool first = Shape::key() == 0;
+    Chunk chunks[kOwn];
     float numbers[kNumbers];
-    Shape::read([&](int i) { return load(0, i); }, numbers);
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) chunks[i] = load(0, i);
+    to_floats(chunks, numbers);
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
       const float score = dot_of_lanes<kLanes>(query[h], numbers) * scale_log2;
       running[h].largest = first ? score : running[h].largest;
       running[h].total = first ? 1.0f : 0.0f;
     }
-    Shape::read([&](int i) { return load(1, i); }, numbers);
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) chunks[i] = load(1, i);
+    to_floats(chunks, numbers);
 #pragma unroll
     for (int h = 0; h < kHeads; ++h)
 #pragma unroll
@@ -72,8 +81,10 @@ struct LaneScores {
     float score[kHeads][kAtOnce];
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
+      Chunk chunks[kOwn];
       float numbers[kNumbers];
-      ring.read(LaneRing<Shape>::kKeys, u, numbers);
+      ring.read(LaneRing<Shape>::kKeys, u, chunks);
+      to_floats(chunks, numbers);
       const bool real = first + u * Shape::kKeysInWarp + Shape::key() < ring.end;
 #pragma unroll
       for (int h = 0; h < kHeads; ++h) {
@@ -96,8 +107,10 @@ struct LaneScores {
     }
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
+      Chunk chunks[kOwn];
       float numbers[kNumbers];
-      ring.read(LaneRing<Shape>::kValues, u, numbers);
+      ring.read(LaneRing<Shape>::kValues, u, chunks);
+      to_floats(chunks, numbers);
 #pragma unroll
       for (int h = 0; h < kHeads; ++h)
 #pragma unroll

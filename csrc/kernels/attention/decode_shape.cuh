@@ -43,14 +43,6 @@ struct DecodeShape {
   // Which of the head's chunks is this lane's chunk i, and whether there is one.
   static __device__ int chunk(int i) { return i * kLanes + part(); }
   static __device__ bool has(int i) { return kLanes * kOwn == kChunks || chunk(i) < kChunks; }
-  // The numbers of this lane's chunks, of chunk i load(i); zeros where it has none.
-  template <class Load>
-  static __device__ void read(const Load& load, float (&numbers)[kNumbers]) {
-    Chunk chunks[kOwn];
-#pragma unroll
-    for (int i = 0; i < kOwn; ++i) chunks[i] = has(i) ? load(i) : Chunk::zero();
-    to_floats(chunks, numbers);
-  }
 };
 
 template <class E>

@@ -1,6 +1,5 @@
 // Sums over a query's keys, as attention_decode has them: of a lane, and of four columns.
 #pragma once
-
 #include "device/vector.cuh"
 
 namespace ftbert {
@@ -39,7 +38,9 @@ __device__ float dot_of_lanes(const float (&x)[kNumbers], const float (&y)[kNumb
   float dot = 0;
 #pragma unroll
   for (int i = 0; i < kNumbers; ++i) dot += x[i] * y[i];
-  return reduce<kLanes>(dot, Sum());
+#pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) dot += __shfl_xor_sync(0xffffffffu, dot, offset);
+  return dot;
 }
 
 // Sums over several keys in four columns of a head: of 2^(score - largest), and of those times values.

@@ -1,7 +1,6 @@
 // out = E4M3 of x / scale.
 #include <algorithm>
 
-#include "core/check.h"
 #include "core/dispatch.h"
 #include "device/e4m3_rows.cuh"
 #include "device/launch.cuh"

@@ -10,32 +10,20 @@
 namespace ftbert {
 namespace {
 
+// Row `index` of a table, nullptr where there is no table. Clears `inside` where the index lies outside.
+template <class E>
+__device__ const E* table_row(const E* table, int64_t index, int64_t rows, int cols, bool& inside) {
+  if (table == nullptr) return nullptr;
+  if (index < 0 || index >= rows) inside = false;
+  return table + index * cols;
+}
+
 // What kernels read of EmbeddingTables.
 template <class E>
 struct Tables {
   const E *word, *position, *token_type;
   int64_t vocab, max_positions, token_types;
   Norm<E> norm;
-};
-
-// Of token t, rows of the tables, nullptr where there is no table. inside: no index lies outside its table.
-template <class E>
-struct TableRows {
-  bool inside = true;
-  const E *word, *type, *position;
-
-  __device__ TableRows(const Tables<E>& tables, const int64_t* input_ids, const int64_t* token_type_ids,
-                       const int64_t* to_padded, const int32_t* positions, int64_t t, int cols) {
-    const int64_t at = to_padded ? to_padded[t] : t;
-    const auto row = [&](const E* table, int64_t index, int64_t rows) -> const E* {
-      if (table == nullptr) return nullptr;
-      if (index < 0 || index >= rows) inside = false;
-      return table + index * cols;
-    };
-    word = row(tables.word, input_ids[at], tables.vocab);
-    type = row(tables.token_type, token_type_ids ? token_type_ids[at] : 0, tables.token_types);
-    position = row(tables.position, positions ? int64_t{positions[t]} : 0, tables.max_positions);
-  }
 };
 
 template <class Shape, class E, class... Copy>
@@ -45,11 +33,17 @@ __global__ void __launch_bounds__(Shape::kMaxThreads)
                                 Copy... copy) {
   (copy.read_scale(), ...);
   for (RowWalk<Shape> walk; walk.row < tokens; walk.row += walk.step) {
-    const TableRows of(tables, input_ids, token_type_ids, to_padded, positions, walk.row, cols);
+    const int64_t at = to_padded ? to_padded[walk.row] : walk.row;
+    bool inside = true;
+    const E* word = table_row(tables.word, input_ids[at], tables.vocab, cols, inside);
+    const E* type =
+        table_row(tables.token_type, token_type_ids ? token_type_ids[at] : 0, tables.token_types, cols, inside);
+    const E* position =
+        table_row(tables.position, positions ? int64_t{positions[walk.row]} : 0, tables.max_positions, cols, inside);
     const int64_t row = walk.row * cols;
-    if (of.inside) {
-      norm_row<Shape>(of.word, of.type, of.position, tables.norm.gamma, tables.norm.beta, LayerRule{tables.norm.eps, 0},
-                      cols, walk.lane, static_cast<E*>(nullptr), out, row, copy...);
+    if (inside) {
+      norm_row<Shape>(word, type, position, tables.norm.gamma, tables.norm.beta, LayerRule{tables.norm.eps, 0}, cols,
+                      walk.lane, static_cast<E*>(nullptr), out, row, copy...);
     } else {
       // No host may be asked here; NaN cannot be mistaken for an embedding.
       for (int col = walk.lane; col < cols; col += Shape::kThreads) put_norm({NAN}, out, row, col, copy...);
@@ -67,15 +61,28 @@ __global__ void __launch_bounds__(kScaledThreads)
   using Pack = Packed<E, W>;
   const float factor = to_float(from_float<E>(scale));
   for (int64_t t = blockIdx.x; t < tokens; t += gridDim.x) {
-    const TableRows of(tables, input_ids, token_type_ids, to_padded, positions, t, cols);
+    const int64_t at = to_padded ? to_padded[t] : t;
+    bool inside = true;
+    const E* word = table_row(tables.word, input_ids[at], tables.vocab, cols, inside);
+    const E* type =
+        table_row(tables.token_type, token_type_ids ? token_type_ids[at] : 0, tables.token_types, cols, inside);
+    const E* position =
+        table_row(tables.position, positions ? int64_t{positions[t]} : 0, tables.max_positions, cols, inside);
     for (int col = threadIdx.x * W; col < cols; col += blockDim.x * W) {
       float x[W];
-      if (of.inside) {
-        Pack::load(of.word + col).to_floats(x);
+      if (inside) {
+        Pack::load(word + col).to_floats(x);
 #pragma unroll
         for (int w = 0; w < W; ++w) x[w] = to_float(from_float<E>(__fmul_rn(x[w], factor)));  // no part of an FMA
-        if (of.type != nullptr) Pack::load(of.type + col).add_to(x);
-        if (of.position != nullptr) Pack::load(of.position + col).add_to(x);
+        const auto add = [&](const E* other) {
+          if (other == nullptr) return;
+          float y[W];
+          Pack::load(other + col).to_floats(y);
+#pragma unroll
+          for (int w = 0; w < W; ++w) x[w] += y[w];
+        };
+        add(type);
+        add(position);
       } else {
 #pragma unroll
         for (int w = 0; w < W; ++w) x[w] = NAN;

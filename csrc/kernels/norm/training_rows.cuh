@@ -35,17 +35,6 @@ struct PlainRows {
   __device__ void round(float (&x)[kWidth]) const { Packed<E, kWidth>::from_floats(x).to_floats(x); }  // as stored
 };
 
-// run(E()) for the element type.
-template <class Run>
-__device__ void with_element(DType dtype, const Run& run) {
-  if (dtype == DType::fp32)
-    run(float());
-  else if (dtype == DType::fp16)
-    run(__half());
-  else
-    run(__nv_bfloat16());
-}
-
 // Rows whose type is known when the kernel runs, each matrix's for itself: four elements an access, or one where rows
 // do not start on boundaries.
 template <int kWidth_>
@@ -58,6 +47,17 @@ struct AnyRows {
   AnyRows(const Operand& rows) : data(rows.data), dtype(rows.dtype()) {}
   __device__ explicit operator bool() const { return data != nullptr; }
 
+  // run(E()) for the element type
+  template <class Run>
+  __device__ void typed(const Run& run) const {
+    if (dtype == DType::fp32)
+      run(float());
+    else if (dtype == DType::fp16)
+      run(__half());
+    else
+      run(__nv_bfloat16());
+  }
+
   __device__ void start(uint32_t slot, int64_t at, bool real) const {
     if (dtype == DType::fp32)
       copy_async16(slot, static_cast<const float*>(data) + (real ? at : 0), real);
@@ -65,7 +65,7 @@ struct AnyRows {
       copy_async8(slot, static_cast<const __half*>(data) + (real ? at : 0), real);
   }
   __device__ void read(const uint4& slot, int64_t at, float (&x)[kWidth]) const {
-    with_element(dtype, [&]<class E>(E) {
+    typed([&]<class E>(E) {
       using Pack = Packed<E, kWidth>;
       if constexpr (kStaged)
         Pack{*reinterpret_cast<const typename Pack::Bits*>(&slot)}.to_floats(x);
@@ -74,7 +74,7 @@ struct AnyRows {
     });
   }
   __device__ void load(int64_t at, float (&x)[kWidth]) const {
-    with_element(dtype, [&]<class E>(E) { Packed<E, kWidth>::load(static_cast<const E*>(data) + at).to_floats(x); });
+    typed([&]<class E>(E) { Packed<E, kWidth>::load(static_cast<const E*>(data) + at).to_floats(x); });
   }
   struct Pack {
     float numbers[kWidth];
@@ -90,10 +90,10 @@ struct AnyRows {
     return pack;
   }
   __device__ void store(int64_t at, const float (&x)[kWidth]) const {
-    with_element(dtype, [&]<class E>(E) { Packed<E, kWidth>::from_floats(x).store(static_cast<E*>(data) + at); });
+    typed([&]<class E>(E) { Packed<E, kWidth>::from_floats(x).store(static_cast<E*>(data) + at); });
   }
   __device__ void round(float (&x)[kWidth]) const {
-    with_element(dtype, [&]<class E>(E) { Packed<E, kWidth>::from_floats(x).to_floats(x); });
+    typed([&]<class E>(E) { Packed<E, kWidth>::from_floats(x).to_floats(x); });
   }
 };
 
@@ -125,16 +125,24 @@ struct Vector {
   template <int kCount>
   __device__ void read(int col, float (&x)[kCount]) const {
     if (data != nullptr && wide && kCount > 1) {
-      with_element(dtype, [&]<class E>(E) {
-        VectorPack<E, kCount> pack;
-        pack.load(*this, col);
-        pack.to_floats(x);
-      });
+      if (dtype == DType::fp32)
+        read_as<float>(col, x);
+      else if (dtype == DType::fp16)
+        read_as<__half>(col, x);
+      else
+        read_as<__nv_bfloat16>(col, x);
     } else {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) x[i] = at(col + i, 0);
     }
   }
+  template <class E, int kCount>
+  __device__ void read_as(int col, float (&x)[kCount]) const {
+    VectorPack<E, kCount> pack;
+    pack.load(*this, col);
+    pack.to_floats(x);
+  }
+
   __device__ float at(int col, float absent) const {
     if (data == nullptr) return absent;
     if (dtype == DType::fp32) return static_cast<const float*>(data)[col];

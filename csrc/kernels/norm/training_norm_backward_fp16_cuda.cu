@@ -1,9 +1,8 @@
-// The kernels of norm_backward for rows of 16 bits.
+// The kernels of norm_backward for rows of fp16.
 #include "kernels/norm/training_norm_backward.cuh"
 
 namespace ftbert {
 
 template BackwardParts norm_backward_plain<half_t>(Context<Cuda>&, const NormBackward&);
-template BackwardParts norm_backward_plain<bfloat16_t>(Context<Cuda>&, const NormBackward&);
 
 }  // namespace ftbert
