@@ -42,8 +42,8 @@ struct IsaKernels {
   void (*q8_0_product)(const Product& product, const CpuData& data);
   void (*int8_product)(const Product& product, const CpuData& data) = nullptr;
   int64_t panel_width;  // of panel_product
-  bool bf16;           // has instructions for products of bf16 pairs
-  bool tiles = false;  // multiplies by AMX
+  bool bf16;            // has instructions for products of bf16 pairs
+  bool tiles = false;   // multiplies by AMX
   // The instructions of int8_product: avx_vnni, avx512_vnni or amx_int8; nullptr, as that is, where there are none.
   const char* int8 = nullptr;
 };

@@ -16,8 +16,8 @@
 namespace ftbert {
 namespace {
 
-// kCluster: the splits of a sequence and head are a cluster. A block that ends has let the kernel behind start, and what
-// a variant does not use of the memory below takes none.
+// kCluster: the splits of a sequence and head are a cluster. A block that ends has let the kernel behind start, and
+// what a variant does not use of the memory below takes none.
 template <class Shape, bool kCluster>
 __device__ void attend_split(const DecodeParameters<typename Shape::E>& p) {
   using E = typename Shape::E;
