@@ -48,7 +48,13 @@ SHOWN_POINTS = (
     "base 32x512 half", "base 128x128 half", "large 1x128 full", "large 32x128 half", "large 32x512 full",
     "minilm 1x128 full", "minilm 32x128 half", "minilm 32x512 full",
 )  # fmt: skip
-# README's tables: rows and columns, by the run where it has its own, else by the device.
+# README's rows: the run, a point where it is not the mean over all of them, our way.
+HEADLINES = (
+    ("cuda-fp16", None, PACKED),
+    ("cpu-fp32", "base 16x128 ragged", "ftbert"),
+    ("cpu-fp32", "base 16x128 full", "ftbert"),
+)
+# Tables of chosen points: rows and columns, by the run where it has its own, else by the device.
 SUMMARY_POINTS = {
     "cuda": (
         "base 1x128 full", "base 32x128 half", "base 32x512 full", "large 32x512 full", "minilm 1x128 full",
@@ -134,7 +140,8 @@ OF_ONE_FILE: dict[str, Callable[[dict[str, Any]], str]] = {
 
 def fill_marks(text: str, page: Path = PAGES[0]) -> str:
     """`<!-- results: NAME -->` ... `<!-- end -->` is replaced by the table of results/NAME.json, between
-    `<!-- summary: NAME... -->` and the end come chosen rows of several runs on one kind of device, and between
+    `<!-- headline -->` and the end come the means of HEADLINES, between `<!-- summary: NAME... -->` and the end chosen
+    rows of several runs on one kind of device, and between
     `<!-- split: NAME -->` and the end comes where ftbert's time goes at the points that a profiler saw; OF_ONE_FILE has
     the marks of other benchmarks' results."""
 
@@ -168,7 +175,11 @@ def fill_marks(text: str, page: Path = PAGES[0]) -> str:
         body = f"{machine_line(document, page)}{OF_ONE_FILE[match[1]](document)}"
         return f"<!-- {match[1]}: {match[2]} -->\n{body}\n<!-- end -->"
 
+    def headline(match: re.Match[str]) -> str:
+        return f"<!-- headline -->\n{markdown(headline_table())}\n<!-- end -->"
+
     text = re.sub(rf"<!-- ({'|'.join(OF_ONE_FILE)}): (\S+) -->.*?<!-- end -->", one_file, text, flags=re.S)
+    text = re.sub(r"<!-- headline -->.*?<!-- end -->", headline, text, flags=re.S)
     text = re.sub(r"<!-- summary: (.+?) -->.*?<!-- end -->", summary, text, flags=re.S)
     text = re.sub(r"<!-- results: (\S+) -->.*?<!-- end -->", table, text, flags=re.S)
     return re.sub(r"<!-- split: (\S+) -->.*?<!-- end -->", split, text, flags=re.S)
@@ -191,6 +202,26 @@ def machine_line(document: dict[str, Any], page: Path) -> str:
     up = "../" * len(page.relative_to(ROOT).parent.parts)
     links = [f"[{file}.json]({up}benchmarks/results/{file}.json)" for file in document["files"]]
     return f"{machine(document['provenance'])}: {', '.join(links)}"
+
+
+def headline_table() -> Table:
+    """How many times as fast our way is, of the same type: as the strongest peer, and as transformers."""
+    rows = []
+    for name, point, ours in HEADLINES:
+        document = load_runs(f"{name}*.json")[name]
+        facts = document["provenance"]
+        results = [result for result in document["results"] if point in (None, point_name(result))]
+
+        def times(peer: str, results: list[Any] = results, ours: str = ours) -> str:
+            return mean([ratio(result, peer, ours) for result in results])
+
+        names = (peer for peer in peers_of(document) if not is_ours(peer) and not is_other_type(peer))
+        right = [peer for peer in names if label(document, peer) == peer and times(peer)]
+        strongest = min(right, key=lambda peer: float(times(peer).partition("x")[0]))
+        where = facts.get("gpu") or f"{facts['threads']} threads of {instructions(name, facts)}"
+        over = f"mean of {len(results)} points" if point is None else point
+        rows.append([f"{where}, {facts['dtype']}, {over}", f"{times(strongest)} {strongest}", times(BASE)])
+    return ["times as fast as", "the strongest peer", BASE], rows
 
 
 def summary_table(runs: dict[str, Any]) -> Table:
