@@ -254,6 +254,23 @@ lint: $(DEPS)  ## ruff, mypy, clang-format, sentences
 	@$(PYTHON) tests/sentences.py
 	@clang-format --dry-run -Werror $(CXX_FILES) && echo "clang-format: $(words $(CXX_FILES)) files"
 
+.PHONY: docs image-test
+DOCS := $(STATE)/docs-$(shell cksum < requirements-docs.txt | cut -d' ' -f1)
+$(DOCS): | $(DEPS)
+	@echo "== installing what builds the pages"
+	@$(PIP) install -qq --no-compile -r requirements-docs.txt && touch $@
+
+docs: $(DOCS)  ## the site of docs/ in site/, with links checked; what an index shows of the package
+	@NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --quiet --strict && echo "site/index.html"
+	@rm -rf build/sdist && mkdir -p build/sdist
+	@$(PYTHON) -c 'import build_backend; build_backend.build_sdist("build/sdist")' >build/sdist.log 2>&1 || \
+	  { cat build/sdist.log; exit 1; }
+	@$(PYTHON) -m twine check --strict build/sdist/*
+
+# The Dockerfile in a clean root of Debian, by debootstrap and chroot: needs root. TARGET=cuda takes an hour.
+image-test:  ## the lines of deploy/Dockerfile in a clean root, then a request (TARGET=cpu)
+	@$(PYTHON) tests/image.py deploy/Dockerfile --target $(or $(TARGET),cpu) $(ARGS)
+
 # The library for GPUs, with PyTorch's build for the CPU: a machine without a GPU sees what does not compile or link.
 # nvcc's passes take half as long where it optimises less (13.0 on).
 QUICKLY = $(shell nvcc --help 2>/dev/null | grep Ofast-compile >/dev/null && echo -Ofc=max)

@@ -25,6 +25,21 @@ _TASKS = {
     "replaced_token": "replaced token",
 }
 
+_READ = (
+    "HuggingFace's files are read as they are (safetensors, `.bin`, sharded, `model.fp16.safetensors`). The",
+    "tokenizer is AutoTokenizer's, or with a warning tokenizer.json itself where that gives other ids. A",
+    "sentence-transformers folder's prompts, poolings, Dense modules and `truncate_dim` count as there, and so do a",
+    "CrossEncoder's settings, SpladePooling, MultiVectorMask and LogitScore; other modules are refused by name, and",
+    "so is a ColBERT's query that is made longer by tokens which no other token attends to. A live model is",
+    "compared with ftbert over a few tokens when it is loaded, an `.onnx` file (extra `onnx`) over several masks,",
+    "which takes 3 s for BERT base: a difference is refused. `.gguf` files of llama.cpp are read with their",
+    "tokenizer, quantized ones dequantised ([gguf.md](gguf.md)). Files that",
+    "`onnxruntime.quantization.quantize_dynamic` has written, as vector databases ship them, are read too: their",
+    'integers times their scales are the weights, and `dtype="int8"` multiplies by the integers. `ftbert convert`',
+    "makes a folder of a model that loads in 0.1 s, for ftbert alone ([install.md](install.md)). `revision=` and",
+    "`token=` are those of the hub.",
+)
+
 # Written by hand, from what the tests print.
 _REAL = (
     "- all-MiniLM-L6-v2 (bert): within 2e-5 of transformers, every mask; Spearman 0.8203 on the test set",
@@ -75,7 +90,7 @@ def render() -> str:
 
     cases = tested()
     lines = [
-        "# What runs",
+        "# Models",
         "",
         "Written by `docs/make_models.py` from the tables in `converters/` and what pytest collects of",
         f"`{_TEST}`; do not edit. Every \u2713 is a test: random weights,",
@@ -132,6 +147,10 @@ def render() -> str:
         "",
         *_REAL,
         "",
+        "## How a model is read",
+        "",
+        *_READ,
+        "",
         "Classes with code of their own under a known type (`auto_map`, or an `architectures` that transformers does",
         "not have) are read where `ftbert/own_classes.py` says what their code changes:",
         "",
@@ -142,7 +161,9 @@ def render() -> str:
         "Every other one is refused by its name: what it computes is in its code alone. A live model of such a class",
         "is compared with ftbert's result on a few tokens, by `load` and `optimize`.",
         "",
-        "Refused, with the reason in the error:",
+        "## Refused",
+        "",
+        "With the reason in the error, a model of the hub before its weights are fetched:",
         "",
         *(f"- {', '.join(kinds)}: {reason}" for reason, kinds in _by_reason(REFUSED)),
         "- encoders with `is_decoder` or `is_causal`, all with `add_cross_attention`, `position_embedding_type` other",
