@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from stub_model import StubModel
 
+import ftbert
 from ftbert import cli
 from ftbert.cli import command
 
@@ -342,3 +343,43 @@ def test_a_full_standard_output_is_named() -> None:
             stdout=full, stderr=subprocess.PIPE, text=True, check=False,
         )  # fmt: skip
     assert "ftbert: error: standard output: No space left on device" in done.stderr
+
+
+def test_version_names_commit_and_build(tmp_path: Path) -> None:
+    """Of a checkout git's commit, of what is installed the one that CMake recorded; and it imports no torch."""
+    program = (
+        "import sys; from ftbert.cli import main\ntry: main(['--version'])\nfinally: assert 'torch' not in sys.modules"
+    )
+
+    def told(root: Path) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=root,
+            env={"PYTHONPATH": str(root)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    root = Path(__file__).parents[1]
+    if (root / ".git").exists():
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True).stdout
+        assert f"(commit {head[:12]}" in told(root)
+    package = tmp_path / "ftbert"
+    (package / "lib").mkdir(parents=True)
+    for found in (root / "ftbert").iterdir():
+        if found.name != "lib":
+            target = root / "ftbert" / found.name
+            (package / found.name).symlink_to(target) if found.name != "version.py" else (
+                package / found.name
+            ).write_text(target.read_text())
+    assert told(tmp_path) == f"ftbert {ftbert.__version__} (no compiled library)\n"
+    for release in ("2.13", "2.9"):
+        (package / "lib" / f"libftbert_torch-{release}.so").touch()
+    (package / "lib" / "build.json").write_text('{"commit": "0123456789ab", "cuda": "13.0", "archs": "80 90a"}')
+    build = "commit 0123456789ab; built for CUDA 13.0, GPUs of capability 80 90a; torch 2.9, 2.13"
+    assert told(tmp_path) == f"ftbert {ftbert.__version__} ({build})\n"
+    (package / "lib" / "build.json").write_text('{"commit": "", "cuda": "", "archs": ""}')
+    assert told(tmp_path) == f"ftbert {ftbert.__version__} (built for the CPU; torch 2.9, 2.13)\n"

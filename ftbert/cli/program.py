@@ -12,9 +12,9 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from ftbert import __version__
 from ftbert.cli import chat, command, embed, generate, models, serve, tune
 from ftbert.cli.command import INTERRUPTED, TERMINATED
+from ftbert.version import told
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,6 +41,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
+class _Version(argparse.Action):
+    """Looks only when it is asked: git takes a moment."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        print(f"ftbert {told()}")
+        parser.exit()
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = command.Parser(
         prog="ftbert", formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -48,7 +56,9 @@ def _parser() -> argparse.ArgumentParser:
         epilog="example: ftbert embed sentence-transformers/all-MiniLM-L6-v2 texts.txt vectors.npy\n"
         "ftbert COMMAND --help has the options of a command, and examples.",
     )  # fmt: skip
-    parser.add_argument("--version", action="version", version=f"ftbert {__version__}")
+    parser.add_argument(
+        "--version", action=_Version, nargs=0, help="print the release, its commit and its build, and exit"
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for group in (models, embed, generate, chat, serve, tune):
         group.add_to(commands)
