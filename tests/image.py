@@ -169,6 +169,8 @@ def main() -> int:
     if os.geteuid() or lacking or not Path(model, "config.json").exists():
         print(f"needs root, FTBERT_TEST_MINILM (make models) and debootstrap; lacking: {', '.join(lacking) or 'no tool'}")
         return 2
+    head = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+    os.environ.setdefault("COMMIT", head.stdout.strip())
     found, work = stages(options.dockerfile), options.work.resolve()
     patterns = options.dockerfile.with_name(f"{options.dockerfile.name}.dockerignore").read_text()
     image = found["python"].base
