@@ -7,8 +7,10 @@ import re
 import runpy
 import subprocess
 import sys
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 import yaml
@@ -60,14 +62,54 @@ def test_the_site_has_every_page() -> None:
     assert sorted(nav(yaml.safe_load(MKDOCS)["nav"])) == sorted(made | {path.name for path in (ROOT / "docs").glob("*.md")})
 
 
+class Page(HTMLParser):
+    """What a page of the site refers to, and the ids that it has."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.refers: list[str] = []
+        self.ids: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        for name, value in attributes:
+            if name in ("href", "src") and value:
+                self.refers.append(value)
+            elif name == "id" and value:
+                self.ids.add(value)
+
+
+def lost(site: Path) -> list[str]:
+    """References between files of the site that lead nowhere."""
+    pages = {path: Page(path.read_text(encoding="utf-8")) for path in site.rglob("*.html") if path.name != "404.html"}
+    found = []
+    for path, page in pages.items():
+        for reference in page.refers:
+            target, _, fragment = reference.partition("#")
+            if re.match(r"[a-z]+:", target):
+                continue
+            to = (path.parent / unquote(target)).resolve() if target else path
+            if not to.exists() or (fragment and to in pages and unquote(fragment) not in pages[to].ids):
+                found.append(f"{path.relative_to(site)}: {reference}")
+    return found
+
+
 @pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="no mkdocs is here: make docs installs it")
 def test_the_site_is_built(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert lost(tmp_path) == []
     assert "Tokens a second" in (tmp_path / "index.html").read_text() and (tmp_path / "speed.svg").exists()
+    reference = (tmp_path / "python.html").read_text()
     for name in ("load", "forward_packed", "encode", "patch"):
-        assert re.search(rf'id="ftbert\.[\w.]*{name}"', (tmp_path / "python.html").read_text()), name
+        assert re.search(rf'id="ftbert\.[\w.]*{name}"', reference), name
+    assert re.search(r"<li>\s*(<p>)?<code>device</code>:", reference), "arguments are no list"
+
+
+def test_lost_references_are_seen(tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text('<h1 id="x"></h1><a href="b.html"></a><a href="#x"></a><a href="#y"></a><img src="c.png">')
+    assert lost(tmp_path) == ["a.html: b.html", "a.html: #y", "a.html: c.png"]
 
 
 def test_readme_is_read_in_two_minutes() -> None:
