@@ -45,13 +45,14 @@ export FTBERT_TEST_GEMMA3 ?= $(CURDIR)/$(GEMMA3)
 # The stamp carries the checksum of what it stands for: other requirements, another stamp.
 DEPS := $(STATE)/installed-$(shell cat requirements.txt requirements-dev.txt | cksum | cut -d' ' -f1)
 
-CMAKE_OPTIONS := -G Ninja $(foreach name,FTBERT_CUDA FTBERT_CUDA_ARCHS,$(if $($(name)),"-D$(name)=$($(name))"))
+CMAKE_OPTIONS := -G Ninja $(foreach name,FTBERT_CUDA FTBERT_CUDA_ARCHS FTBERT_CPU_ISAS FTBERT_TEST_OPS,\
+  $(if $($(name)),"-D$(name)=$($(name))"))
 CXX_FILES = $(shell find csrc tests/cpp tests/ops examples -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
 # Processes of pytest, which share the cores: what runs on one thread then runs twice at a time.
 WORKERS ?= 2
 
-.PHONY: help run test build bench bench-avx2 bench-decode soak-generation int8-accuracy lint clean core-test cuda-compile cuda-spills build-for-gpus py-test clients-test ray-test avx2-test fuzz fuzz-gguf kills \
+.PHONY: help run test build test-build bench bench-avx2 bench-decode soak-generation int8-accuracy lint clean core-test cuda-compile cuda-spills build-for-gpus py-test clients-test ray-test avx2-test fuzz fuzz-gguf kills \
   serve-soak asan-test gpu-build gpu-test gpu-bench models models-modern fetches
 
 # One thing after another, also under -j: pytest's closing line comes last.
@@ -149,9 +150,13 @@ $(CHECKPOINT)/config.json: $(MODELS)/.minilm $(wildcard converters/*.py ftbert/c
 
 # ---- targets --------------------------------------------------------------------------------------------------------
 
-build: $(DEPS)  ## ftbert/lib/libftbert.so (FTBERT_CUDA=, FTBERT_CUDA_ARCHS=)
+build: $(DEPS)  ## ftbert/lib for this CPU and this torch (FTBERT_CUDA=, FTBERT_CUDA_ARCHS=, FTBERT_CPU_ISAS=)
 	@cmake -S . -B build $(CMAKE_OPTIONS) -DPython3_EXECUTABLE=$(PYTHON) --log-level=WARNING
 	@cmake --build build
+
+# From then on `make build` has them too: build/ keeps its options.
+test-build:  ## what tests and benchmarks need: CPU kernels for all instruction sets, ops of single kernels
+	@$(MAKE) build FTBERT_CPU_ISAS=ALL FTBERT_TEST_OPS=ON
 
 run: build models  ## the real thing: fetch MiniLM-L6, convert, embed a text file, check, benchmark, draw
 	@$(MAKE) $(CHECKPOINT)/config.json
@@ -172,28 +177,28 @@ test: | $(PYTHON)  ## everything that CI runs
 	@mkdir -p build; $(MAKE) fetches > build/fetches.log 2>&1 & fetches=$$! ray=; \
 	trap 'kill $$fetches $$ray 2>/dev/null || true' EXIT; \
 	$(MAKE) $(DEPS); $(MAKE) $(RAY)/.installed > build/ray.log 2>&1 & ray=$$!; \
-	$(MAKE) build lint core-test; \
+	$(MAKE) test-build lint core-test; \
 	wait $$fetches && wait $$ray && failed= || failed=1; \
 	printf '\n== fetched meanwhile\n'; cat build/fetches.log build/ray.log; [ -z "$$failed" ]; \
 	trap - EXIT; \
 	$(MAKE) cuda-compile avx2-test; \
 	FTBERT_TEST_CLIENTS_PYTHON=$(CLIENTS)/bin/python FTBERT_TEST_RAY_PYTHON=$(RAY)/bin/python $(MAKE) py-test
 
-py-test: build models $(ONNX)  ## pytest alone; ARGS="-k softmax", WORKERS=0: in one process
+py-test: test-build models $(ONNX)  ## pytest alone; ARGS="-k softmax", WORKERS=0: in one process
 	@printf '\n== pytest\n'; export OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$$(( \
 	  (each = $$(nproc) / ($(WORKERS) ? $(WORKERS) : 1)) > 0 ? each : 1 ))}; \
 	  $(PYTHON) -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
-clients-test: build $(CLIENTS)/.installed  ## other projects' clients against the server
+clients-test: test-build $(CLIENTS)/.installed  ## other projects' clients against the server
 	@printf '\n== clients of other projects\n'
 	@FTBERT_TEST_CLIENTS_PYTHON=$(CLIENTS)/bin/python $(PYTHON) -m pytest tests/test_clients.py
 
-ray-test: build $(RAY)/.installed  ## the examples for Ray on a cluster of two nodes on this machine; a minute
+ray-test: test-build $(RAY)/.installed  ## the examples for Ray on a cluster of two nodes on this machine; a minute
 	@printf '\n== Ray\n'; FTBERT_TEST_RAY_PYTHON=$(RAY)/bin/python $(PYTHON) -m pytest tests/test_ray.py $(ARGS)
 
 # What depends on the CPU, once more as on one without AVX-512, whatever this machine has.
 HELD := kernels model rows
-avx2-test: build models  ## pytest of the CPU's part, held to AVX2
+avx2-test: test-build models  ## pytest of the CPU's part, held to AVX2
 	@printf '\n== pytest, held to AVX2\n'
 	@if [ "$$($(PYTHON) -c 'from ftbert._library import build_info; print(build_info()["cpu_isa"])')" = avx2 ]; then \
 	  echo "SKIPPED: this CPU has no more than AVX2, so all of pytest runs so"; exit 0; fi; \
@@ -208,6 +213,7 @@ ASAN_RUN = cd $(ASAN) && LD_PRELOAD="$$(cc -print-file-name=libasan.so) $$(cc -p
 asan-test: $(DEPS)  ## op and call tests on the CPU, then 20,000 random calls, with AddressSanitizer; ARGS="--count 100"
 	@printf '\n== AddressSanitizer\n'
 	@cmake -S . -B $(ASAN) $(filter-out -DFTBERT_CUDA=%,$(CMAKE_OPTIONS)) -DFTBERT_ASAN=ON -DFTBERT_CUDA=OFF \
+	  -DFTBERT_TEST_OPS=ON \
 	  -DPython3_EXECUTABLE=$(PYTHON) -DFTBERT_LIB_DIR=$(CURDIR)/$(ASAN)/ftbert/lib --log-level=WARNING
 	@cmake --build $(ASAN)
 	@ln -sfn $(filter-out %/lib %/__pycache__,$(wildcard $(CURDIR)/ftbert/*)) $(ASAN)/ftbert/
@@ -216,7 +222,7 @@ asan-test: $(DEPS)  ## op and call tests on the CPU, then 20,000 random calls, w
 
 # Builds beside build/ link its CPU kernels, which are the same in all, and without CUDA its core.
 BUILT_KERNELS := -DFTBERT_KERNELS_OF=$(CURDIR)/build
-core-test: build  ## the core's C++ test, linked without Python or torch; for aarch64 where a cross compiler is
+core-test: test-build  ## the core's C++ test, linked without Python or torch; for aarch64 where a cross compiler is
 	@printf '\n== the core alone, in C++\n'
 	@cmake -S . -B build-core -G Ninja -DFTBERT_TESTS=ON -DFTBERT_TORCH=OFF -DFTBERT_CUDA=OFF $(BUILT_KERNELS) \
 	  --log-level=WARNING
@@ -234,7 +240,7 @@ core-test: build  ## the core's C++ test, linked without Python or torch; for aa
 FUZZ := $(wildcard tests/fuzz_*.py)
 COUNT ?= 3000
 SEED ?= 0
-fuzz: build  ## mutated files and random calls against every reader and op (COUNT=3000 SEED=0)
+fuzz: test-build  ## mutated files and random calls against every reader and op (COUNT=3000 SEED=0)
 	@$(foreach script,$(FUZZ),printf '\n== $(script)\n' && \
 	  PYTHONPATH=. $(PYTHON) $(script) --count $(COUNT) --seed $(SEED) &&) true
 
@@ -274,24 +280,24 @@ image-test:  ## the lines of deploy/Dockerfile in a clean root, then a request (
 # The library for GPUs, with PyTorch's build for the CPU: a machine without a GPU sees what does not compile or link.
 # nvcc's passes take half as long where it optimises less (13.0 on).
 QUICKLY = $(shell nvcc --help 2>/dev/null | grep Ofast-compile >/dev/null && echo -Ofc=max)
-cuda-compile: build  ## build the library for sm_80 and sm_90a, optimised little, where nvcc is
+cuda-compile: test-build  ## build the library for sm_80 and sm_90a, optimised little, where nvcc is
 	@printf '\n== CUDA sources\n'
 	@if ! command -v nvcc >/dev/null; then echo "SKIPPED: CUDA sources were not compiled: nvcc was not found"; exit 0; fi; \
 	$(MAKE) build-for-gpus FOLDER=build-cuda CUDA_FLAGS='$(QUICKLY)'
 
-cuda-spills: build  ## the same as it is installed; no kernel may spill. For whoever changes CUDA code
+cuda-spills: test-build  ## the same as it is installed; no kernel may spill. For whoever changes CUDA code
 	@$(MAKE) build-for-gpus FOLDER=build-spills
 	@$(PYTHON) tests/spills.py build-spills
 
 build-for-gpus: $(MODELS)/.cublas
 	@cmake -S . -B $(FOLDER) -G Ninja -DFTBERT_CUDA=ON '-DFTBERT_CUDA_ARCHS=80;90a' -DFTBERT_TORCH=ON \
-	  -DFTBERT_FIND_LIBSTDCXX=ON -DFTBERT_BINDING_FLAGS=-O0 -DFTBERT_BINDING_UNITY=ON $(BUILT_KERNELS) \
+	  -DFTBERT_FIND_LIBSTDCXX=ON -DFTBERT_BINDING_FLAGS=-O0 $(BUILT_KERNELS) \
 	  -DPython3_EXECUTABLE=$(PYTHON) -DFTBERT_LIB_DIR=$(CURDIR)/$(FOLDER)/lib \
 	  -DFTBERT_CUBLAS_DIR=$(CURDIR)/$(CUBLAS) --log-level=WARNING "-DCMAKE_CUDA_FLAGS=$(CUDA_FLAGS)" \
 	  "-DCMAKE_CUDA_COMPILER_LAUNCHER=$(PYTHON);$(CURDIR)/tests/spills.py;--compile"
 	@cmake --build $(FOLDER)
 
-bench: build models  ## against transformers, onnxruntime, OpenVINO, ... on the CPU with 2 threads; 35 minutes
+bench: test-build models  ## against transformers, onnxruntime, OpenVINO, ... on the CPU with 2 threads; 35 minutes
 	$(PYTHON) benchmarks/bench_model.py --threads 2 --minilm $(MINILM)
 	@$(PYTHON) -c 'import torch; raise SystemExit(not torch.ops.mkldnn._is_mkldnn_bf16_supported())' || \
 	  { echo "SKIPPED: this CPU has no instructions for bf16"; exit 0; }; \
@@ -334,7 +340,7 @@ bench-avx2: build models  ## the same in fp32 as on a CPU without AVX-512: it is
 # On a machine with a GPU: nothing is installed or fetched; the Python must have torch, transformers and pytest.
 gpu-build:
 	cmake -S . -B build-gpu $$(command -v ninja >/dev/null && echo -G Ninja) $(filter-out -G Ninja,$(CMAKE_OPTIONS)) \
-	  -DFTBERT_CUDA=ON -DPython3_EXECUTABLE=$(PYTHON)
+	  -DFTBERT_CUDA=ON -DFTBERT_TEST_OPS=ON -DPython3_EXECUTABLE=$(PYTHON)
 	cmake --build build-gpu --parallel
 
 # Kernels of one GPU that wait for another's: beside other processes, which take turns on a GPU, they wait for long.

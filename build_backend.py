@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 ROOT = Path(__file__).resolve().parent
 # The oldest that do. CMake's is in CMakeLists.txt, Python's in pyproject.toml.
 SETUPTOOLS = "77"  # `license` as an SPDX expression
-TORCH = "2.6"
+TORCH = "2.9"
 NINJA = "1.3"  # what CMake's generator asks for
 
 INSTALL = "pip install --no-build-isolation ."

@@ -1,10 +1,12 @@
-"""Builds the compiled library with CMake and puts it into the package; build_backend.py has checked what that needs.
+"""Builds the compiled libraries with CMake and puts them into the package; build_backend.py checked what that needs.
 
-pip install --no-build-isolation .         the binding must be compiled against the torch that will load it
+pip install --no-build-isolation .         with a binding for the torch that is here
 pip install --no-build-isolation -e .
 python -m build --no-isolation
 
-Environment: FTBERT_CUDA (AUTO, ON, OFF), FTBERT_CUDA_ARCHS ("80;90a"). pip shows what is compiled with -v.
+Environment: FTBERT_CUDA (AUTO, ON, OFF), FTBERT_CUDA_ARCHS ("80;90a"), FTBERT_CPU_ISAS (ALL in a wheel), and for
+`make wheels` FTBERT_TORCHES (folders with torch/include and torch/lib: a binding for each), FTBERT_CUBLAS_DIR and
+FTBERT_WHEEL_LABEL ("cpu": the wheel's version is 0.1.0+cpu). pip shows what is compiled with -v.
 """
 
 from __future__ import annotations
@@ -18,35 +20,20 @@ from importlib import metadata
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
 from setuptools.command.sdist import sdist
 
-from build_backend import TORCH, environment
+from build_backend import environment
 from ftbert.cores import cores
-from ftbert.torch_release import torch_release
 
 ROOT = Path(__file__).resolve().parent
 LIBRARIES = Path("ftbert", "lib")
-OPTIONS = ("FTBERT_CUDA", "FTBERT_CUDA_ARCHS")
-DEPENDENCIES = [
-    "transformers>=4.48",
-    "safetensors",
-    "tokenizers",
-    "numpy",
-    "tqdm",
-    "pyarrow",
-    "huggingface_hub",
-]
+OPTIONS = ("FTBERT_CUDA", "FTBERT_CUDA_ARCHS", "FTBERT_CPU_ISAS", "FTBERT_TORCHES", "FTBERT_CUBLAS_DIR")
+LABEL = os.environ.get("FTBERT_WHEEL_LABEL", "")
 # Where a wheel's libraries find torch and cuBLAS: beside ftbert. Paths of the machine that builds are not for others.
 RPATH = ["$ORIGIN", "$ORIGIN/../../torch/lib", "$ORIGIN/../../nvidia/cu13/lib", "$ORIGIN/../../nvidia/cublas/lib"]
-
-
-def torch_requirement() -> str:
-    """Sources can be built for any torch that is new enough. What is compiled belongs to one release."""
-    if {"sdist", "egg_info"} & set(sys.argv):
-        return f"torch>={TORCH}"
-    return f"torch=={torch_release(metadata.version('torch'))}"
 
 
 class Build(build):
@@ -69,6 +56,13 @@ def objects_folder() -> Path:
     return ROOT / "build" / f"wheel-{zlib.crc32(chr(0).join(facts).encode()):08x}"
 
 
+class Wheel(bdist_wheel):
+    """No file of it belongs to one version of Python: the libraries know nothing of Python."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+
 class CMakeBuild(build_ext):
     """An editable install shares `make build`'s folder and leaves the library in the source tree. A wheel touches
     neither."""
@@ -80,19 +74,29 @@ class CMakeBuild(build_ext):
             configure += ["-G", "Ninja"]
         configure += [f"-D{name}={os.environ[name]}" for name in OPTIONS if name in os.environ]
         if not self.editable_mode:
-            configure += [f"-DFTBERT_LIB_DIR={self._libraries().resolve()}"]
-            configure += ["-DFTBERT_TEST_OPS=OFF"]  # none is installed
+            configure += [f"-DFTBERT_LIB_DIR={self._libraries().resolve()}", "-DCMAKE_SHARED_LINKER_FLAGS=-Wl,-s"]
+            if "FTBERT_CPU_ISAS" not in os.environ:
+                configure += ["-DFTBERT_CPU_ISAS=ALL"]
             configure += ["-DCMAKE_BUILD_WITH_INSTALL_RPATH=ON", f"-DCMAKE_INSTALL_RPATH={';'.join(RPATH)}"]
         compile_ = ["cmake", "--build", str(folder), "--parallel", str(cores().number)]
         for command in (configure, compile_):
             if subprocess.run(command, check=False, env=environment()).returncode:
                 raise SystemExit("ftbert: CMake failed; what it said stands above")
+        if not self.editable_mode:
+            self._copy_binding()
+
+    def _copy_binding(self) -> None:
+        """Its sources and the core's headers, of which ftbert/binding.py compiles a binding for another torch."""
+        for file in sorted([*ROOT.glob("csrc/**/*.h"), *ROOT.glob("csrc/binding/*.cpp")]):
+            to = self._libraries() / file.relative_to(ROOT)
+            to.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, to)
 
     def _libraries(self) -> Path:
         return (ROOT if self.editable_mode else Path(self.build_lib)) / LIBRARIES
 
     def get_outputs(self) -> list[str]:
-        return [str(file) for file in self._libraries().glob("*")]
+        return [str(file) for file in self._libraries().glob("**/*") if file.is_file()]
 
     def get_output_mapping(self) -> dict[str, str]:
         return {}
@@ -111,7 +115,7 @@ class SourceDistribution(sdist):
 
 # The extension has no sources of its own: it tells setuptools that the wheel belongs to this platform.
 setup(
-    install_requires=[torch_requirement(), *DEPENDENCIES],
-    ext_modules=[Extension("ftbert.lib.libftbert", sources=[])],
-    cmdclass={"build": Build, "build_ext": CMakeBuild, "sdist": SourceDistribution},
+    ext_modules=[Extension("ftbert.lib.libftbert_core", sources=[])],
+    cmdclass={"bdist_wheel": Wheel, "build": Build, "build_ext": CMakeBuild, "sdist": SourceDistribution},
+    options={"egg_info": {"tag_build": f"+{LABEL}"}} if LABEL else {},
 )

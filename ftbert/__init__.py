@@ -27,7 +27,12 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(import_module(f"ftbert.{_HOMES[name]}"), name)
+        try:
+            return getattr(import_module(f"ftbert.{_HOMES[name]}"), name)
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            raise ImportError("ftbert runs on torch, and none is here: `pip install torch`") from error
     raise AttributeError(f"module 'ftbert' has no attribute {name!r}")
 
 

@@ -16,7 +16,7 @@ _LIB = _PACKAGE / "lib"
 
 def told() -> str:
     """The release, the commit of the sources and the build of the library, as `ftbert --version` prints them."""
-    built = _built()
+    built = build_record()
     commit = _checked_out() or built.get("commit")
     facts = [f"commit {commit}"] * bool(commit)
     if "cuda" in built:
@@ -47,8 +47,9 @@ def _checked_out() -> str:
         return ""
 
 
-def _built() -> dict[str, Any]:
-    """What CMake recorded beside the library; empty where there is no record."""
+def build_record() -> dict[str, Any]:
+    """What CMake recorded beside the libraries: commit, cuda ("13.0" or ""), archs ("80 90a" or ""). Empty without a
+    record."""
     try:
         found: dict[str, Any] = json.loads((_LIB / "build.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

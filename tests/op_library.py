@@ -11,6 +11,7 @@ from ftbert._library import library_path, load_library
 
 @cache
 def load_test_ops() -> None:
-    """Registers them under `torch.ops.ftbert`. OSError where `make build` has not built them beside libftbert.so."""
+    """Registers them under `torch.ops.ftbert`. OSError where `make test-build` has not built them
+    beside the binding."""
     load_library()
     torch.ops.load_library(str(library_path().with_name("libftbert_test.so")))

@@ -8,7 +8,7 @@ from ftbert.dtypes import DTYPES
 from ftbert.tuning import Product, described, tuner_module
 
 _module = tuner_module()
-VARIANTS: dict[str, list[str]] = dict(_module.own_kernels()) if _module else {}
+VARIANTS: dict[str, list[str]] = dict(_module.own_kernels())
 WORDS = {dtype: word for word, dtype in DTYPES.items()}
 
 

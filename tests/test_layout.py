@@ -46,8 +46,8 @@ PYTHON = (
     "formats",
     "forked",
     "progress",
-    "user_cache",
     "_library",
+    "binding",
     "_fake",
     "cores",
     "dtypes",
@@ -60,6 +60,7 @@ PYTHON = (
     "input_file",
     "keywords",
     "torch_release",
+    "user_cache",
     "version",
 )
 # The folders of csrc/, and encoder.h and .cpp, from top to bottom.

@@ -13,7 +13,7 @@ namespace {
 
 bool is_being_recorded(const at::Tensor& t) {
   return t.is_cuda() &&
-         is_recording(c10::impl::VirtualGuardImpl(t.device().type()).getStream(t.device()).native_handle());
+         is_recording(native_handle(c10::impl::VirtualGuardImpl(t.device().type()).getStream(t.device())));
 }
 
 std::string line_of(const char* name, const at::Tensor& t, bool contents) {

@@ -264,5 +264,6 @@ void take_hidden(CheckedInput& input, const at::Tensor& hidden, int64_t cols, DT
 
 #define FTBERT_INSTANTIATE(D) FTBERT_INSTANTIATE_ONE(unpad<D>) FTBERT_INSTANTIATE_ONE(check_packed<D>)
 FTBERT_DEVICES(FTBERT_INSTANTIATE)
+#undef FTBERT_INSTANTIATE
 
 }  // namespace ftbert::binding

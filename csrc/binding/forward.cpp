@@ -389,5 +389,6 @@ std::unique_ptr<Forward> make_forward(const ModelConfig& config, Weights<T> weig
 
 #define FTBERT_INSTANTIATE(D, T) FTBERT_INSTANTIATE_ONE(make_forward<D, T>)
 FTBERT_BACKENDS(FTBERT_INSTANTIATE)
+#undef FTBERT_INSTANTIATE
 
 }  // namespace ftbert::binding

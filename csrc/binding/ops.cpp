@@ -122,6 +122,7 @@ StringDict build_info() {
   info.insert("cuda", cuda ? "yes" : "no");
   if (!cuda) info.insert("cuda_reason", why_not);
   info.insert("cpu_isa", std::string(cpu_isa()));
+  info.insert("cpu_isas", cpu_isas());
   info.insert("cpu_int8", isa_kernels().int8 ? isa_kernels().int8 : "none");
   info.insert("cpu_gemm", torch_products_name());
   if (cuda) info.insert("cuda_gemm", gemm_library_version());

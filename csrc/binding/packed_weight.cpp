@@ -11,7 +11,7 @@ namespace ftbert::binding {
 namespace {
 
 // Of one row of floats or bytes; nullptr where this CPU has none.
-const WeightLayout* layout_of(const at::Tensor& packed) {
+const WeightLayout* packed_layout(const at::Tensor& packed) {
   const CpuKernel* const kernel = kernel_for(packed.scalar_type() == at::kByte ? formats::int8 : formats::fp32);
   return kernel ? kernel->layout : nullptr;
 }
@@ -37,7 +37,7 @@ at::Tensor unpack_weight(const at::Tensor& packed, at::IntArrayRef shape) {
   if (packed.is_mkldnn()) return packed.to_dense();
   const at::ScalarType type = packed.scalar_type() == at::kByte ? at::kChar : at::kFloat;
   at::Tensor weight = at::empty(shape, packed.options().dtype(type));
-  layout_of(packed)->unpack(packed.const_data_ptr(), shape[0], shape[1], weight.mutable_data_ptr(), nullptr);
+  packed_layout(packed)->unpack(packed.const_data_ptr(), shape[0], shape[1], weight.mutable_data_ptr(), nullptr);
   return weight;
 }
 
@@ -45,7 +45,7 @@ bool is_packed(const at::Tensor& matrix) { return matrix.is_mkldnn() || matrix.d
 
 bool has_shape(const at::Tensor& weight, at::IntArrayRef shape) {
   if (!weight.is_cpu() || weight.dim() != 1 || shape.size() != 2) return weight.sizes() == shape;
-  const WeightLayout* const layout = layout_of(weight);
+  const WeightLayout* const layout = packed_layout(weight);
   return layout && static_cast<int64_t>(weight.nbytes()) == layout->bytes(shape[0], shape[1]);
 }
 

@@ -112,7 +112,7 @@ void RankRunner::run(const std::function<void(int64_t)>& work, const std::functi
   const std::lock_guard lock(call_mutex());
   if (const at::Device first = devices_.front(); first.is_cuda()) {
     streams_[0] = c10::impl::VirtualGuardImpl(first.type()).getStream(first);
-    FTBERT_CHECK(!is_recording(streams_[0]->native_handle()),
+    FTBERT_CHECK(!is_recording(native_handle(*streams_[0])),
                  "a model that several GPUs share records its small calls itself, and is no part of another recording");
   }
   if (before) before();
@@ -164,7 +164,7 @@ void RankRunner::run_rank(int64_t rank) {
     const c10::DeviceGuard guard(devices_[rank]);
     if (rank > 0 && streams_[rank]) c10::impl::VirtualGuardImpl(devices_[rank].type()).exchangeStream(*streams_[rank]);
     const StreamOrder::Use use(*orders_[rank]);
-    if (before_[rank]) before_[rank]->set(streams_[rank]->native_handle());
+    if (before_[rank]) before_[rank]->set(native_handle(*streams_[rank]));
     (*work_)(rank);
   } catch (...) {
     failed_[rank] = std::current_exception();

@@ -328,5 +328,6 @@ auto Replay<Device, T>::run(const Context<Device>& context, const ReplaySize& si
 
 #define FTBERT_INSTANTIATE(T) template class Replay<Cuda, T>;
 FTBERT_CUDA_TYPES(FTBERT_INSTANTIATE)
+#undef FTBERT_INSTANTIATE
 
 }  // namespace ftbert::binding

@@ -22,7 +22,7 @@ class StreamOrder {
     if (!last_) return;
     const c10::impl::VirtualGuardImpl torch(device_.type());
     const c10::Stream now = torch.getStream(device_);
-    stream_ = now.native_handle();
+    stream_ = native_handle(now);
     last_->wait(stream_);  // also where it looks like the same stream: handles are used again
     if (used_ && *used_ != now)
       for (const at::Tensor& memory : kept_) torch.recordDataPtrOnStream(memory.storage().data_ptr(), now);

@@ -41,7 +41,7 @@ double seconds_of_sum(const at::Device& device, Communicator<Device>& ranks, int
     stream.synchronize();
     ranks.agree(true);
     const auto began = std::chrono::steady_clock::now();
-    graph ? graph->launch(stream.native_handle()) : add_up(on.context);
+    graph ? graph->launch(native_handle(stream)) : add_up(on.context);
     ranks.agree(true);
     stream.synchronize();
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count() / kTimes;

@@ -5,6 +5,7 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "binding/stream_handle.h"
 #include "binding/team.h"
 #include "binding/tf32.h"
 #include "binding/torch_products.h"
@@ -89,8 +90,7 @@ T* data(const std::optional<at::Tensor>& tensor) {
   return tensor ? data<T>(*tensor) : nullptr;
 }
 
-// One call's context. The CUDA stream is the caller's current one, found without any CUDA header of torch, so that
-// this source builds against CPU and CUDA builds of torch alike.
+// One call's context. The CUDA stream is the caller's current one.
 template <class Device>
 struct CallContext;
 
@@ -107,8 +107,8 @@ struct CallContext<Cpu> {
 template <>
 struct CallContext<Cuda> {
   explicit CallContext(const at::Device& device)
-      : context(cuda_context(device.index(),
-                             c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle())) {
+      : context(
+            cuda_context(device.index(), native_handle(c10::impl::VirtualGuardImpl(device.type()).getStream(device)))) {
     context.plans = product_plans(context.device);
     context.gemm_workspace_bytes = gemm_workspace_bytes(context.device);
     context.tf32 = allows_tf32();

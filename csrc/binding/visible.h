@@ -1,4 +1,4 @@
-// The binding's functions are hidden in libftbert.so but for these, which the library of test ops (tests/ops/) calls.
+// The binding's functions are hidden in their library but for these, which the library of test ops (tests/ops/) calls.
 #pragma once
 
 #define FTBERT_VISIBLE [[gnu::visibility("default")]]

@@ -15,9 +15,10 @@
 
 namespace ftbert {
 
-#define FTBERT_DECLARE(isa)                      \
-  namespace isa {                                \
-  extern const IsaKernels kernels, tile_kernels; \
+// Weak: a build without a set has nullptr for its address.
+#define FTBERT_DECLARE(isa)                                    \
+  namespace isa {                                              \
+  [[gnu::weak]] extern const IsaKernels kernels, tile_kernels; \
   }
 #ifdef __x86_64__
 FTBERT_DECLARE(avx2)
@@ -50,7 +51,8 @@ bool has_avx512() {
 }
 bool has_avx2_vnni() {
   unsigned a = 0, b = 0, c = 0, d = 0;
-  return has_avx2() && avx2_vnni::kernels.int8 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
+  return has_avx2() && (!&avx2_vnni::kernels || avx2_vnni::kernels.int8) && __get_cpuid_count(7, 1, &a, &b, &c, &d) &&
+         (a >> 4 & 1);
 }
 bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
 bool has_avx512_bf16() { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
@@ -58,7 +60,8 @@ bool has_avx512_bf16() { return has_avx512_vnni() && __builtin_cpu_supports("avx
 // Linux gives a process the tiles' registers when it asks for them; a sandbox may refuse.
 bool has_amx() {
   unsigned a = 0, b = 0, c = 0, d = 0;
-  if (!has_avx512_bf16() || !avx512_bf16::tile_kernels.tiles || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+  if (!has_avx512_bf16() || !&avx512_bf16::tile_kernels || !avx512_bf16::tile_kernels.tiles) return false;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
   if (!(d >> 22 & 1) || !(d >> 24 & 1) || !(d >> 25 & 1)) return false;  // bf16, tiles, int8
 #ifdef __linux__
   constexpr long kAsk = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
@@ -79,7 +82,15 @@ constexpr Level kLevels[] = {{"avx2", &avx2::kernels, has_avx2},
 constexpr Level kLevels[] = {{"baseline", &baseline::kernels, [] { return true; }}};
 #endif
 
-// The highest level of this CPU up to the one that FTBERT_MAX_CPU_ISA names.
+// Names joined, of levels that this build has.
+std::string levels_of_build() {
+  std::string names;
+  for (const Level& level : kLevels)
+    if (level.kernels) names += (names.empty() ? "" : ", ") + std::string(level.name);
+  return names;
+}
+
+// The highest level of this CPU and this build up to the one that FTBERT_MAX_CPU_ISA names.
 const Level& choose_level() {
   constexpr int kCount = static_cast<int>(std::size(kLevels));
   const char* wish = std::getenv("FTBERT_MAX_CPU_ISA");
@@ -90,8 +101,15 @@ const Level& choose_level() {
       names += (most ? ", " : "") + std::string(kLevels[most].name);
     if (most == kCount) throw Error("FTBERT_MAX_CPU_ISA: expected one of " + names + ", got " + wish);
   }
-  for (; most >= 0; --most)
-    if (kLevels[most].here()) return kLevels[most];
+  std::string_view lacking;  // the best that this CPU could run
+  for (; most >= 0; --most) {
+    if (!kLevels[most].here()) continue;
+    if (kLevels[most].kernels) return kLevels[most];
+    if (lacking.empty()) lacking = kLevels[most].name;
+  }
+  FTBERT_CHECK(lacking.empty(), "this build has CPU kernels for ", levels_of_build(), ", and ",
+               wish && *wish ? "FTBERT_MAX_CPU_ISA asks for " : "this CPU needs ", lacking,
+               " or less; build with FTBERT_CPU_ISAS=ALL (`make build FTBERT_CPU_ISAS=ALL`), or install a wheel");
   throw Error(
       "this CPU lacks AVX2 or FMA; on the CPU ftbert needs x86-64-v3, as of Intel Haswell (2013) or AMD Zen (2017)");
 }
@@ -105,6 +123,7 @@ const Level& level() {
 
 const IsaKernels& isa_kernels() { return *level().kernels; }
 std::string_view cpu_isa() { return level().name; }
+std::string cpu_isas() { return levels_of_build(); }
 
 template <>
 DType attention_operand<Cpu, float>(const Format& weight) {

@@ -2,6 +2,7 @@
 // load. A file of theirs puts all it defines, headers included, into the namespace FTBERT_ISA: a function that two sets
 // shared by name would be linked once, with the instructions of either.
 #pragma once
+#include <string>
 #include <string_view>
 
 #include "kernels/kernels.h"
@@ -49,10 +50,14 @@ struct IsaKernels {
 };
 
 // The set for this CPU, or the highest one up to that which FTBERT_MAX_CPU_ISA names: avx2, avx2_vnni, avx512,
-// avx512_vnni, avx512_bf16 or amx. Throws where this CPU has none of them.
+// avx512_vnni, avx512_bf16 or amx. Throws where this CPU has none of those of this build.
 const IsaKernels& isa_kernels();
 
 // Its name.
 std::string_view cpu_isa();
+
+// The names of all that this build has, whatever this CPU has: "avx2, avx512". A checkout compiles one set until
+// FTBERT_CPU_ISAS asks for others.
+std::string cpu_isas();
 
 }  // namespace ftbert

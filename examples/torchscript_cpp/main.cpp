@@ -1,5 +1,5 @@
 // Loads a scripted ftbert model through LibTorch and prints the hidden state of the first token of a fixed input.
-//   run_scripted path/to/libftbert.so path/to/model.pt
+//   run_scripted path/to/libftbert_torch-2.13.so path/to/model.pt      of the same release as LibTorch
 #include <dlfcn.h>
 #include <torch/script.h>
 
@@ -7,7 +7,7 @@
 
 int main(int argc, char** argv) {
   if (argc != 3) {
-    std::fprintf(stderr, "usage: %s libftbert.so model.pt\n", argv[0]);
+    std::fprintf(stderr, "usage: %s libftbert_torch-RELEASE.so model.pt\n", argv[0]);
     return 2;
   }
   // Loading the library registers torch.classes.ftbert.Encoder, which the file needs.

@@ -22,9 +22,10 @@ from typing import Any
 
 import torch
 
-from ftbert._library import build_info, load_library
+from ftbert._library import build_info
 from ftbert.caller import warn_caller
 from ftbert.input_file import named, read_json_value
+from ftbert.tuning import c_calls
 from ftbert.tuning.gemm_rows import Own, Product, Row, merge
 from ftbert.user_cache import cache_folder, locked, make_private, untrusted
 
@@ -178,8 +179,8 @@ def _source(kind: str, path: Path, machine: Machine) -> Source | None:
 
 def is_known(row: Row) -> bool:
     """Whether it names no kernel or variant that this build does not have."""
-    module, own = tuner_module(), row.algorithm
-    return module is None or not isinstance(own, Own) or bool(module.is_known(own.kernel, own.variant))
+    own = row.algorithm
+    return not isinstance(own, Own) or bool(tuner_module().is_known(own.kernel, own.variant))
 
 
 def in_force(machine: Machine) -> list[Row]:
@@ -208,8 +209,6 @@ def install(device: torch.device, *, again: bool = False) -> None:
     with _lock:
         if index in _installed and not again:
             return
-        if tuner_module() is None:
-            return  # built without Python's headers: the build said so
         put_in_force(index, in_force(Machine.of(index)))
         _installed.add(index)
 
@@ -232,15 +231,13 @@ def put_in_force(device: int | torch.device, rows: Iterable[Row]) -> None:
 
 
 def described(product: Product, m: int = 0) -> Any:
-    """ftbert.lib._tuning.Product: the same for the library."""
+    """The same for the library: ftbert/tuning/c_calls.py."""
     p = product
     return tuner_module().Product(m, p.n, p.k, p.types, p.bias, p.activation, p.layernorm, p.gated, p.prenorm)
 
 
 def summary(device: torch.device) -> str:
     """For `ftbert info`: which tables count on this GPU."""
-    if tuner_module() is None:
-        return "none: this build has no tuner module"
     machine = Machine.of(device)
     parts = [
         f"{source.kind} ({len(source.rows)} rows{'; ' * bool(source.problem)}{source.problem})"
@@ -251,10 +248,5 @@ def summary(device: torch.device) -> str:
 
 
 def tuner_module() -> Any:
-    """ftbert.lib._tuning, or None where it was not built."""
-    load_library()
-    try:
-        from ftbert.lib import _tuning  # type: ignore[attr-defined]
-    except ImportError:
-        return None
-    return _tuning
+    """ftbert/tuning/c_calls.py, which calls the library's tuner."""
+    return c_calls

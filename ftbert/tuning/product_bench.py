@@ -13,12 +13,9 @@ import torch
 
 from ftbert.dtypes import DTYPES
 from ftbert.formats import formats
+from ftbert.tuning.c_calls import Algorithm
 from ftbert.tuning.gemm_rows import Own, Product
 from ftbert.tuning.gemm_table import described, tuner_module
-
-# ftbert.lib._tuning.Algorithm: .kernel, .variant, .tile_rows, .tile_columns and .split_k of ftbert's own; of cuBLASLt's
-# .kernel is "", and there are .data (8 words) and .id
-Algorithm = Any
 
 _AT_ONCE = 64  # graphs that exist at a time
 _AHEAD = 0.02  # less is no reason for a row
@@ -39,8 +36,6 @@ class Bench:
 
     def __init__(self, product: Product, m: int, device: str | torch.device = "cuda") -> None:
         module = tuner_module()
-        if module is None:
-            raise RuntimeError("this build of ftbert has no tuner: Python's headers were missing when it was made")
         if not torch.cuda.is_available():
             raise RuntimeError("tuning needs a GPU; on the CPU there is nothing to tune")
         device = torch.device(device)
@@ -149,7 +144,7 @@ class Recording:
     """A product that a Bench has recorded, over the Bench's operands."""
 
     bench: Bench
-    graph: Any  # ftbert.lib._tuning.Recording; None: the algorithm cannot run after all
+    graph: Any  # of ftbert/tuning/c_calls.py; None: the algorithm cannot run after all
 
     def microseconds(self) -> float:
         """Replays it: the time of one product, or infinity."""

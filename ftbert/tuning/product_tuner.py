@@ -14,9 +14,10 @@ import torch
 
 from ftbert.checkpoint import LayerConfig, ModelConfig, NormConfig, activations, fits_8_bits
 from ftbert.dtypes import DTYPES
+from ftbert.tuning.c_calls import Algorithm
 from ftbert.tuning.gemm_rows import WGMMA_TILE, WITH_NORM, Own, Product, Row
 from ftbert.tuning.gemm_table import tuner_module
-from ftbert.tuning.product_bench import Algorithm, Bench, choice_of, is_faster
+from ftbert.tuning.product_bench import Bench, choice_of, is_faster
 
 _DEFERRED_ROWS = 1024  # up to which norms are deferred: csrc/layers/prepared.h, most_deferred_tokens
 _FINALISTS = 5
@@ -33,8 +34,7 @@ def in_e4m3(config: ModelConfig) -> ModelConfig:
 
 def products(config: ModelConfig, dtype: str) -> list[Product]:
     """The linear layers that this encoder runs per token, each once. dtype: of all but the matrices in E4M3."""
-    module = tuner_module()  # None: Bench says so
-    fused = module is None or all(module.fuses_heads_of(layer.attention.head_size) for layer in config.layers)
+    fused = all(tuner_module().fuses_heads_of(layer.attention.head_size) for layer in config.layers)
     next_norms = [layer.attention_norm if layer.norm_place == "pre" else None for layer in config.layers[1:]]
     found = [
         product

@@ -1,0 +1,143 @@
+"""A torch that the package has no binding for: it is compiled once, or a line says what to do."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ftbert import _library, binding
+
+# Notes its arguments and leaves what it was asked for.
+COMPILER = """#!/bin/sh
+echo "$@" >> "{notes}"
+while [ "$1" != -o ]; do shift; done
+echo made > "$2"
+"""
+BROKEN = """#!/bin/sh
+echo "In file included from x.h:" >&2
+echo "x.cpp:3: fatal error: No space left on device" >&2
+exit 1
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An installed ftbert/lib, and an empty cache."""
+    (tmp_path / "lib" / "csrc" / "binding").mkdir(parents=True)
+    for name in ("libftbert_core.so", "csrc/binding/a.cpp", "csrc/binding/b.cpp"):
+        (tmp_path / "lib" / name).write_text("")
+    (tmp_path / "lib" / "build.json").write_text('{"cuda": "13.0"}')
+    monkeypatch.setenv("FTBERT_CACHE", str(tmp_path / "cache"))
+    compiler(tmp_path, monkeypatch, COMPILER)
+    return tmp_path / "lib"
+
+
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    (tmp_path / "compiler").write_text(program.format(notes=tmp_path / "notes"))
+    (tmp_path / "compiler").chmod(0o755)
+    monkeypatch.setenv("CXX", str(tmp_path / "compiler"))
+
+
+def compiled(folder: Path, version: str = "2.99.1+cu130", known: tuple[str, ...] = ("2.9", "2.13")) -> Path:
+    return binding.compiled(folder, list(known), folder.parent / "torch", version)
+
+
+def refused(folder: Path, version: str = "2.99.1+cu130") -> str:
+    with pytest.raises(ImportError) as raised:
+        compiled(folder, version)
+    said = str(raised.value)
+    assert "\n" not in said and said.startswith(f"ftbert has bindings for torch 2.9, 2.13, and this is torch {version}")
+    assert "install torch 2.13 (`pip install 'torch==2.13.*'`)" in said
+    return said
+
+
+def test_it_is_compiled_once(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    first, second = compiled(folder), compiled(folder)
+    assert first == second and first.name == "libftbert_torch-2.99.so" and first.read_text() == "made\n"
+    assert first.is_relative_to(folder.parent / "cache")
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == 1 and said[0].startswith("ftbert: building ftbert_torch-2.99 with ") and str(first) in said[0]
+    (notes,) = (folder.parent / "notes").read_text().splitlines()
+    for word in ("-DFTBERT_CUDA", f"-I{folder}/csrc", f"-isystem{folder.parent}/torch/include", "-lftbert_core", "-std=c++20"):
+        assert word in notes.split()
+    assert [path.name for path in first.parent.iterdir() if path.is_dir()] == []  # no scratch is left
+
+
+def test_another_core_or_torch_has_another(folder: Path) -> None:
+    first = compiled(folder)
+    assert compiled(folder, "2.99.2+cu130") != first
+    os.utime(folder / "libftbert_core.so", ns=(1, 1))
+    (folder / "build.json").write_text('{"cuda": ""}')
+    assert compiled(folder) != first
+    assert "-DFTBERT_CUDA" not in (folder.parent / "notes").read_text().splitlines()[-1].split()
+
+
+def test_a_torch_that_is_too_old(folder: Path) -> None:
+    assert "ftbert needs torch 2.9 or later" in refused(folder, "2.8.1")
+
+
+def test_no_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", str(folder))
+    assert "a C++ compiler would build one, and none is here" in refused(folder)
+
+
+def test_a_compiler_that_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler(folder.parent, monkeypatch, BROKEN)
+    said = refused(folder)
+    assert "x.cpp:3: fatal error: No space left on device" in said
+    log = next((folder.parent / "cache").rglob("*.log"))
+    assert str(log) in said and "In file included from" in log.read_text()
+
+
+def test_no_place_for_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FTBERT_CACHE", "off")
+    assert "let FTBERT_CACHE name a folder" in refused(folder)
+    monkeypatch.setenv("FTBERT_CACHE", str(folder / "build.json" / "no folder"))
+    assert "let FTBERT_CACHE name a folder with room" in refused(folder)
+    monkeypatch.setenv("FTBERT_CACHE", str(folder.parent / "cache"))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", full)
+        said = refused(folder)
+    assert "a folder with room" in said and "No space left on device" in said
+    (folder.parent / "cache").chmod(0o777)
+    assert "others can write to" in refused(folder)
+
+
+def test_a_checkout_says_make_build(folder: Path) -> None:
+    for file in (folder / "csrc" / "binding").iterdir():
+        file.unlink()
+    (folder / "csrc" / "binding").rmdir()
+    assert "build it beside this one (`make build`)" in refused(folder)
+
+
+def test_words_of_a_library_that_does_not_load(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_library, "build_record", lambda: {"cuda": "13.0"})
+    missing = OSError("libcublasLt.so.13: cannot open shared object file: No such file or directory")
+    monkeypatch.setattr("torch.version.cuda", "12.8")
+    said = _library._why_not(folder / "libftbert_torch-2.9.so", missing)
+    assert "this build of ftbert has CUDA 13.0" in said and "has CUDA 12.8" in said and "torch for CUDA 13" in said
+    said = _library._why_not(folder / "x.so", OSError("libstdc++.so.6: version `GLIBCXX_3.4.30' not found"))
+    assert said.startswith("this system is too old for this wheel of ftbert")
+
+
+def test_without_torch() -> None:
+    program = "import sys; sys.modules['torch'] = None; import ftbert; print(ftbert.__version__); ftbert.load"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and done.stdout
+    assert done.stderr.splitlines()[-1].startswith("ImportError: ftbert runs on torch, and none is here: `pip install torch`")
+
+
+def test_without_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_library, "_FOLDER", tmp_path)
+    with pytest.raises(ImportError, match="compiled libraries are missing .*`make build`"):
+        _library.library_path()
