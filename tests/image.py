@@ -184,7 +184,9 @@ def main() -> int:
         (debian / "ready").touch()
     for name in needed(found, options.target):
         make(found[name], found, work, debian, patterns)
-    if not options.build_only:
+    if options.build_only:
+        run(work / options.target, "ftbert --version", environment(found, options.target), [])
+    else:
         serve(found[options.target], found, work, Path(model))
     print(f"ok: target {options.target}")
     return 0
