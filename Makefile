@@ -274,7 +274,7 @@ docs: $(DOCS)  ## the site of docs/ in site/, with links checked; what an index 
 	@$(PYTHON) -m twine check --strict build/sdist/*
 
 # The Dockerfile in a clean root of Debian, by debootstrap and chroot: needs root. TARGET=cuda takes an hour.
-image-test:  ## the lines of deploy/Dockerfile in a clean root, then a request (TARGET=cpu)
+image-test: models  ## the lines of deploy/Dockerfile in a clean root, then a request (TARGET=cpu)
 	@$(PYTHON) tests/image.py deploy/Dockerfile --target $(or $(TARGET),cpu) $(ARGS)
 
 # The library for GPUs, with PyTorch's build for the CPU: a machine without a GPU sees what does not compile or link.
