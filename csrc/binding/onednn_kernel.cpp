@@ -70,7 +70,6 @@ const char* lacks() { return reorder_weight() && linear_pointwise() ? nullptr : 
 bool supports(const Product& p) {
   static const bool in_float = !cpu_isa().starts_with("avx2");
   const bool gated = p.epilogue.gate == Gate::pairs;
-  if (!is_plain_linear(p)) return false;
   if (!gated && !onednn_activation(p.epilogue.activation)) return false;
   if (p.b == &formats::bf16)
     return (p.a == DType::fp32 || p.a == DType::bf16) && (p.c == DType::fp32 || p.c == DType::bf16);
@@ -152,7 +151,7 @@ Operand run_product(Context<Cpu>& context, const Product& product, const CpuData
 
 }  // namespace
 
-const CpuKernel onednn_kernel{"oneDNN in PyTorch, packed weights", supports, run_product, nullptr, lacks};
+const CpuKernel onednn_kernel{"oneDNN in PyTorch, packed weights", kPlainParts, supports, run_product, nullptr, lacks};
 const LibraryKernel registered(onednn_kernel);
 
 at::Tensor pack_for_onednn(const at::Tensor& weight) { return reorder_weight()->call(weight, std::nullopt); }

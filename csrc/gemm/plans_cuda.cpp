@@ -244,7 +244,7 @@ const TunedRow* ProductPlans::row_of(const Product& product, const Table& table)
 bool ProductPlans::follows(const PlanKey& key, const TunedRow& row, Plan& plan) const {
   if (row.own) {
     // Also where the row is the plain product's: the kernel has to apply this one's epilogue.
-    if (!row.own.kernel->supports(gpu_, row.own.variant, key.product)) return false;
+    if (!row.own.kernel->can(gpu_, row.own.variant, key.product)) return false;
     plan.own = row.own;
     return true;
   }

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "core/communicator.h"
+#include "core/enum_set.h"
 #include "core/format.h"
 #include "core/norm.h"
 #include "core/operand.h"
@@ -37,7 +38,7 @@ struct HeadColumns {
   bool whole = false;  // turned whole, in pairs half a head apart, and behind RMSNorm without beta or no norm
   bool operator==(const HeadColumns&) const = default;
 
-  explicit operator bool() const { return size > 0; }
+  constexpr explicit operator bool() const { return size > 0; }
 };
 
 // What is done to the float sums before they are stored. Members that are absent ask for nothing.
@@ -72,7 +73,7 @@ struct Product {
 
   // What runs where separate kernels do the norms, the residual sum and what becomes of heads. A residual's kernel adds
   // the bias too.
-  Product alone() const {
+  constexpr Product alone() const {
     Product plain = *this;
     plain.before = Before::nothing;
     plain.epilogue.heads = {};
@@ -82,8 +83,57 @@ struct Product {
 };
 
 // Neither norms nor a residual nor heads.
-constexpr bool is_plain(const Product& p) {
-  return p.before == Before::nothing && !p.epilogue.residual && !p.epilogue.heads;
+constexpr bool is_plain(const Product& p) { return p == p.alone(); }
+
+// What a product asks for beside its sums. A kernel names the parts that it reads, and gets no product with another.
+enum class Part {
+  bias,
+  activation,
+  gate,
+  heads,
+  residual,
+  norm,
+  norm_beside,
+  moments,
+  moments_beside,
+  other_norm,  // of `after`: not LayerNorm
+  norm_rows,
+  norm_by_moments,
+  batch,
+  columns_of_b,  // b is [k, n]
+};
+using Parts = EnumSet<Part>;
+inline constexpr Parts kPlainParts{Part::bias, Part::activation, Part::gate};
+
+// A further member, and a further value of the enums below, does not compile until it is named here.
+constexpr Parts parts_of(const Product& product) {
+  const auto& [m, n, k, a, b, c, before, epilogue, batch, b_transposed] = product;
+  const auto& [bias, activation, gate, heads, residual, after, norm] = epilogue;
+  Parts parts;
+  parts.add(Part::bias, bias);
+  parts.add(Part::activation, activation != Activation::none);
+  parts.add(Part::heads, static_cast<bool>(heads));
+  parts.add(Part::residual, residual);
+  parts.add(Part::other_norm, after != After::nothing && norm != NormKind::layer);
+  parts.add(Part::batch, batch != 1);
+  parts.add(Part::columns_of_b, !b_transposed);
+  switch (gate) {
+    case Gate::none: break;
+    case Gate::pairs: parts.add(Part::gate);
+  }
+  switch (after) {
+    case After::nothing: break;
+    case After::norm: parts.add(Part::norm); break;
+    case After::norm_beside: parts.add(Part::norm_beside); break;
+    case After::moments: parts.add(Part::moments); break;
+    case After::moments_beside: parts.add(Part::moments_beside);
+  }
+  switch (before) {
+    case Before::nothing: break;
+    case Before::norm_rows: parts.add(Part::norm_rows); break;
+    case Before::norm_by_moments: parts.add(Part::norm_by_moments);
+  }
+  return parts;
 }
 
 struct CpuKernel;  // gemm/cpu/kernel.h

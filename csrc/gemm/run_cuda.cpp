@@ -241,7 +241,7 @@ Operand linear_dequantised(const Context<Cuda>& context, const Linear<T>& weight
 }  // namespace
 
 void run_own(const Context<Cuda>& context, const OwnChoice& own, const Product& product, const ProductData& data) {
-  FTBERT_CHECK(own.kernel->supports(gpu_of(context), own.variant, product), "the product ", own.kernel->name, " ",
+  FTBERT_CHECK(own.kernel->can(gpu_of(context), own.variant, product), "the product ", own.kernel->name, " ",
                own.variant_name(), " cannot do ", in_the_way(gpu_of(context), product));
   for (const void* p : {data.a, data.b, data.bias, data.norm.gamma, data.norm.beta, static_cast<const void*>(data.c),
                         static_cast<const void*>(data.copy)})

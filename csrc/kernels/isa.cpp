@@ -144,7 +144,7 @@ template <>
 std::string why_no_fused_attention<Cpu, float>(const Context<Cpu>&, const Heads&, ScoreMembers set) {
   isa_kernels();  // the error of a CPU without kernels comes when a model is loaded
   const ScoreMembers unread = set.without(kCpuAttentionReads);
-  return unread == ScoreMembers() ? "" : "has no kernel that reads the " + unread.names() + " of a score policy";
+  return unread == ScoreMembers() ? "" : "has no kernel that reads the " + names_of(unread) + " of a score policy";
 }
 
 template <>

@@ -636,6 +636,30 @@ void formats_are_rows_of_a_table() {
   expect(formats::byte_rows.bytes(3, 57) == 3 * byte_row_bytes(57), "byte rows");
 }
 
+// Each kernel of the CPU computes a product that it supports, and none with a part that it does not read.
+void unread_parts_are_refused() {
+  const auto asks = [](Product product, auto change) {
+    change(product);
+    return product;
+  };
+  for (const CpuKernel* kernel : cpu_kernels())
+    for (const Format* format : all_formats()) {
+      const DType a = format->other ? format->other->numbers : DType::fp32;
+      const Product plain{.m = 1, .n = 64, .k = 64, .a = a, .b = format};
+      if (!kernel->can(plain)) continue;
+      const std::string name(kernel->name);
+      expect(kernel->can(asks(plain, [](Product& p) { p.epilogue.bias = true; })) == kernel->reads.has(Part::bias),
+             name + ": a bias");
+      for (const Product& more :
+           {asks(plain, [](Product& p) { p.before = Before::norm_rows; }),
+            asks(plain, [](Product& p) { p.epilogue.residual = true; }),
+            asks(plain, [](Product& p) { p.epilogue.heads.size = 64; }),
+            asks(plain, [](Product& p) { p.epilogue.after = After::norm; }),
+            asks(plain, [](Product& p) { p.batch = 2; }), asks(plain, [](Product& p) { p.b_transposed = false; })})
+        expect(!kernel->can(more), name + " computes a product with a part that it does not read");
+    }
+}
+
 // "1" where cores are busy, behind each of the spans of 1/16 s in which a team's threads wait for a core for so large a
 // share of their time, in so many turns.
 void crowding_is_seen() {
@@ -777,6 +801,7 @@ int main() {
       {"a cache has rows that a GPU reads", a_cache_has_rows_that_a_gpu_reads},
       {"crowding is seen", crowding_is_seen},
       {"formats are rows of a table", formats_are_rows_of_a_table},
+      {"unread parts are refused", unread_parts_are_refused},
       {"panel product matches", panel_product_matches},
       {"int8 product matches", int8_product_matches},
   };

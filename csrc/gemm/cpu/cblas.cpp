@@ -42,7 +42,7 @@ void sgemm(int64_t m, int64_t n, int64_t k, bool b_transposed, const float* a, c
 #endif
 }
 
-bool supports(const Product& p) { return float_panels.supports(p) && p.epilogue == Epilogue{}; }
+bool supports(const Product& p) { return float_panels.supports(p); }
 
 Operand run(Context<Cpu>&, const Product& p, const CpuData& data) {
   auto* const c = static_cast<float*>(data.c);
@@ -60,7 +60,7 @@ class CblasProducts : public CpuProducts {
 
 }  // namespace
 
-const CpuKernel cblas_kernel{"CBLAS", supports, run};
+const CpuKernel cblas_kernel{"CBLAS", Parts(), supports, run};
 const LibraryKernel registered(cblas_kernel);
 
 CpuProducts& cblas_products() {

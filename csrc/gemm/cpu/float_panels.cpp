@@ -34,9 +34,7 @@ void unpack(const void* packed, int64_t n, int64_t k, void* numbers, half_t*) {
 
 constexpr WeightLayout kLayout{bytes, pack, unpack};
 
-bool supports(const Product& p) {
-  return is_plain_linear(p) && p.a == DType::fp32 && p.b == &formats::fp32 && p.c == DType::fp32;
-}
+bool supports(const Product& p) { return p.a == DType::fp32 && p.b == &formats::fp32 && p.c == DType::fp32; }
 
 Operand run(Context<Cpu>&, const Product& product, const CpuData& data) {
   data.a.as<float>();  // or an error
@@ -46,6 +44,6 @@ Operand run(Context<Cpu>&, const Product& product, const CpuData& data) {
 
 }  // namespace
 
-const CpuKernel float_panels{"panels of ftbert's own", supports, run, &kLayout};
+const CpuKernel float_panels{"panels of ftbert's own", kPlainParts, supports, run, &kLayout};
 
 }  // namespace ftbert

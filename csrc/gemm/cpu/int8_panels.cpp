@@ -47,7 +47,7 @@ constexpr WeightLayout kLayout{bytes, pack, unpack};
 const char* lacks() { return isa_kernels().int8 ? nullptr : "AVX-512 VNNI, AVX-VNNI or AMX"; }
 
 bool supports(const Product& p) {
-  return is_plain_linear(p) && p.a == DType::uint8 && p.b == &formats::int8 && p.k <= kMostInt8Depth &&
+  return p.a == DType::uint8 && p.b == &formats::int8 && p.k <= kMostInt8Depth &&
          (p.c == DType::fp32 || (p.c == DType::bf16 && p.epilogue.gate == Gate::none));
 }
 
@@ -59,6 +59,6 @@ Operand run(Context<Cpu>&, const Product& product, const CpuData& data) {
 
 }  // namespace
 
-const CpuKernel int8_panels{"panels of int8", supports, run, &kLayout, lacks};
+const CpuKernel int8_panels{"panels of int8", kPlainParts, supports, run, &kLayout, lacks};
 
 }  // namespace ftbert

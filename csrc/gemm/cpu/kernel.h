@@ -30,6 +30,7 @@ struct WeightLayout {
 
 struct CpuKernel {
   std::string_view name;
+  Parts reads;  // of a product; the functions below get none with another part
   // Whether it computes the product, all of its epilogue included.
   bool (*supports)(const Product& product);
   // Where the result is: data.c, or memory of a library, valid until the next product into the same data.c or the end
@@ -39,6 +40,8 @@ struct CpuKernel {
   // What it needs of the CPU or of the build and is not there, in words, or nullptr; the same in all of a process.
   // Without this function it needs nothing.
   const char* (*lacks)() = nullptr;
+
+  bool can(const Product& product) const { return reads.has_all(parts_of(product)) && supports(product); }
 };
 
 // Ours, by a weight in panels.
@@ -55,9 +58,6 @@ std::span<const CpuKernel* const> cpu_kernels();
 struct LibraryKernel {  // as a global object
   explicit LibraryKernel(const CpuKernel& kernel);
 };
-
-// One product, b [n, k], and nothing but sums, bias, activation and gate.
-constexpr bool is_plain_linear(const Product& p) { return is_plain(p) && p.batch == 1 && p.b_transposed; }
 
 // That for weights of this format, whose layout they are to have; nullptr: none.
 const CpuKernel* kernel_for(const Format& weight);

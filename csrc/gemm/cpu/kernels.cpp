@@ -25,7 +25,7 @@ const CpuKernel* find(const Format& weight, const Fits& fits) {
                         .a = other ? other->numbers : DType::fp32,
                         .b = &weight};
   for (const CpuKernel* kernel : cpu_kernels())
-    if (kernel->supports(product) && fits(*kernel)) return kernel;
+    if (kernel->can(product) && fits(*kernel)) return kernel;
   return nullptr;
 }
 
@@ -33,13 +33,13 @@ const CpuKernel* find(const Format& weight, const Fits& fits) {
 // its result becomes float, then it loses activation and gate, then the bias.
 Epilogue split_off(const CpuKernel& kernel, Product& product) {
   const Epilogue whole = product.epilogue;
-  if (kernel.supports(product)) return {};
+  if (kernel.can(product)) return {};
   product.c = DType::fp32;
-  if (kernel.supports(product)) return {};
+  if (kernel.can(product)) return {};
   product.epilogue = {.bias = whole.bias};
-  if (kernel.supports(product)) return {.activation = whole.activation, .gate = whole.gate};
+  if (kernel.can(product)) return {.activation = whole.activation, .gate = whole.gate};
   product.epilogue = {};
-  FTBERT_CHECK(kernel.supports(product), kernel.name, ": no product of ", to_string(product.a), " by ", product.b->name,
+  FTBERT_CHECK(kernel.can(product), kernel.name, ": no product of ", to_string(product.a), " by ", product.b->name,
                " [", product.n, ", ", product.k, "]");
   return whole;
 }

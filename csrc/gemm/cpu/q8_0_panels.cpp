@@ -55,7 +55,7 @@ void unpack(const void* panels, int64_t n, int64_t k, void* numbers, half_t* sca
 constexpr WeightLayout kLayout{bytes, pack, unpack};
 
 bool supports(const Product& p) {
-  return is_plain_linear(p) && p.a == DType::fp32 && p.b == &formats::q8_0 && p.c == DType::fp32 && p.k % kQ8Block == 0;
+  return p.a == DType::fp32 && p.b == &formats::q8_0 && p.c == DType::fp32 && p.k % kQ8Block == 0;
 }
 
 Operand run(Context<Cpu>&, const Product& product, const CpuData& data) {
@@ -66,6 +66,6 @@ Operand run(Context<Cpu>&, const Product& product, const CpuData& data) {
 
 }  // namespace
 
-const CpuKernel q8_0_panels{"panels of q8_0", supports, run, &kLayout};
+const CpuKernel q8_0_panels{"panels of q8_0", kPlainParts, supports, run, &kLayout};
 
 }  // namespace ftbert

@@ -145,10 +145,15 @@ struct OwnGuess {
 struct OwnKernel {
   std::string_view name;
   std::span<const OwnVariant> variants;
+  Parts reads;  // of a product; the functions below get none with another part
   // Whether this GPU and this build compute the product, all of its epilogue included, with aligned operands.
   bool (*supports)(const Gpu& gpu, int variant, const Product& product);
   OwnGuess (*guess)(const Gpu& gpu, const Product& product);
   void (*run)(const Context<Cuda>& context, int variant, const Product& product, const ProductData& data);
+
+  bool can(const Gpu& gpu, int variant, const Product& product) const {
+    return reads.has_all(parts_of(product)) && supports(gpu, variant, product);
+  }
 };
 
 extern const OwnKernel wgmma_tile;        // Hopper, up to some thousand rows: a block for each tile
@@ -192,18 +197,17 @@ bool has_kernel(const Gpu& gpu, const Product& product);
 // In words, for errors: the product, and where none of our kernels computes it the member without which one would.
 std::string in_the_way(const Gpu& gpu, const Product& product);
 
-// One product, b [n, k].
-constexpr bool is_linear(const Product& p) { return p.batch == 1 && p.b_transposed && p.m > 0 && p.n > 0 && p.k > 0; }
+constexpr bool has_sums(const Product& p) { return p.m > 0 && p.n > 0 && p.k > 0; }
 
 // 16-bit operands and result of one type: what most kernels ask for.
 constexpr bool is_16_bit_linear(const Product& p) {
-  return is_linear(p) && is_16_bit(p.a) && p.b->numbers == p.a && p.c == p.a;
+  return has_sums(p) && is_16_bit(p.a) && p.b->numbers == p.a && p.c == p.a;
 }
 
 // Operands in E4M3, a with a single scale, b with a single scale or a scale for each row; c of 16 bits, or E4M3 with a
 // scale.
 constexpr bool is_e4m3_linear(const Product& p) {
-  return is_linear(p) && p.a == DType::e4m3 && p.b->numbers == DType::e4m3 && (is_16_bit(p.c) || p.c == DType::e4m3);
+  return has_sums(p) && p.a == DType::e4m3 && p.b->numbers == DType::e4m3 && (is_16_bit(p.c) || p.c == DType::e4m3);
 }
 
 // dequantise_q8_0_cuda.cu. out [n, k] of fp16 or bf16, row-major. The weight is read before the kernel ahead has ended;
@@ -212,7 +216,7 @@ void dequantise_q8_0(const Context<Cuda>& context, const Matrix& weight, DType d
 
 // b in Q8_0, all else of one 16-bit type.
 constexpr bool is_q8_0_linear(const Product& p) {
-  return is_linear(p) && is_16_bit(p.a) && p.b == &formats::q8_0 && p.c == p.a;
+  return has_sums(p) && is_16_bit(p.a) && p.b == &formats::q8_0 && p.c == p.a;
 }
 
 // The epilogues of kernels that are compiled for each: with a gate any activation, else none or erf GELU.

@@ -49,6 +49,7 @@ double rotary_microseconds(const Product& p) {
 OwnChoice fastest(const Gpu& gpu, const Product& product, OwnGuess& best) {
   OwnChoice found;
   for (const OwnKernel* kernel : own_kernels()) {
+    if (!kernel->reads.has_all(parts_of(product))) continue;
     const OwnGuess guess = kernel->guess(gpu, product);
     if (guess.variant >= 0 && guess.beats(best)) best = guess, found = {kernel, guess.variant};
   }
@@ -66,7 +67,7 @@ std::span<const OwnKernel* const> own_kernels() {
 bool has_kernel(const Gpu& gpu, const Product& product) {
   for (const OwnKernel* own : own_kernels())
     for (size_t i = 0; i < own->variants.size(); ++i)
-      if (own->supports(gpu, static_cast<int>(i), product)) return true;
+      if (own->can(gpu, static_cast<int>(i), product)) return true;
   return false;
 }
 
@@ -104,7 +105,7 @@ OwnChoice find_own(std::string_view kernel, std::string_view variant) {
 }
 
 OwnChoice with_ending(const Gpu& gpu, const OwnChoice& own, const Product& product) {
-  if (!own || own.kernel->supports(gpu, own.variant, product)) return own;
+  if (!own || own.kernel->can(gpu, own.variant, product)) return own;
   if (!product.epilogue.heads) return {};
   // The smallest tile of which there are no more than multiprocessors, up to twice as large as that of `own`: the
   // longer steps of k then take less than `rotary` does.
@@ -113,7 +114,7 @@ OwnChoice with_ending(const Gpu& gpu, const OwnChoice& own, const Product& produ
   OwnChoice found;
   for (int v = 0; v < static_cast<int>(variants.size()); ++v) {
     const Tile& tile = variants[v].tile;
-    if (own.kernel->supports(gpu, v, product) &&
+    if (own.kernel->can(gpu, v, product) &&
         over(product.m, tile.rows) * over(product.n, tile.columns) <= gpu.sm_count &&
         area(tile) <= 2 * area(variants[own.variant].tile) &&
         (!found || area(tile) < area(variants[found.variant].tile)))

@@ -54,8 +54,7 @@ bool fits(const Gpu& gpu, DType stream, const Format* b, int64_t m, int64_t n, i
 bool supports(const Gpu& gpu, int, const Product& p) {
   const Epilogue& e = p.epilogue;
   const bool sums = e.activation == Activation::none && e.gate == Gate::none;
-  return p.c == p.a && p.batch == 1 && p.b_transposed && p.before != Before::norm_by_moments && !e.heads &&
-         (!e.residual || (e.after == After::nothing && sums)) && fits(gpu, p.a, p.b, p.m, p.n, p.k);
+  return p.c == p.a && (!e.residual || sums) && fits(gpu, p.a, p.b, p.m, p.n, p.k);
 }
 
 // Of 16 bits cuBLASLt's kernels for few rows are as fast where L2 holds what they read; beside wgmma_tile it was not
@@ -141,8 +140,10 @@ struct Shape {
   static constexpr std::string_view kKind = {};
 };
 
+constexpr Parts kReads{Part::bias, Part::activation, Part::gate, Part::residual, Part::norm_rows};
+
 }  // namespace
 
-const OwnKernel few_rows{"few_rows", ShapeList<Shape>::kVariants, supports, guess, run};
+const OwnKernel few_rows{"few_rows", ShapeList<Shape>::kVariants, kReads, supports, guess, run};
 
 }  // namespace ftbert

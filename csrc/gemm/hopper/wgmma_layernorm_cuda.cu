@@ -26,8 +26,10 @@ OwnGuess guess(const Gpu& gpu, const Product& p) {
   return p.a == DType::e4m3 ? guess_scaled_norm(gpu, p, After::norm) : guess_norm<Shapes>(gpu, p, After::norm);
 }
 
+constexpr Parts kReads{Part::bias, Part::residual, Part::norm};
+
 }  // namespace
 
-const OwnKernel wgmma_layernorm{"wgmma_layernorm", Shapes::kVariants, supports, guess, run};
+const OwnKernel wgmma_layernorm{"wgmma_layernorm", Shapes::kVariants, kReads, supports, guess, run};
 
 }  // namespace ftbert

@@ -79,12 +79,10 @@ void run_sum_and_norm(const Context<Cuda>& context, int variant, const Product& 
 template <class Shapes>
 bool supports_norm(const Gpu& gpu, int variant, const Product& p, After after) {
   const Epilogue& e = p.epilogue;
-  // RMSNorm, as models have it, before the next block alone.
-  const bool normed = e.norm == NormKind::layer || (e.norm == NormKind::rms && after == After::norm_beside);
+  const bool normed = e.norm == NormKind::layer || e.norm == NormKind::rms;
   const int64_t columns = Shapes::kVariants[variant].tile.columns;
   const bool e4m3 = is_e4m3_linear(p) && p.c != DType::e4m3;
-  return has_warpgroups(gpu.capability) && (e4m3 || is_16_bit_linear(p)) && p.before == Before::nothing &&
-         e.after == after && normed && !e.heads && e.activation == Activation::none && e.gate == Gate::none &&
+  return has_warpgroups(gpu.capability) && (e4m3 || is_16_bit_linear(p)) && e.after == after && normed &&
          p.n % columns == 0 && p.k % (e4m3 ? 16 : 8) == 0 && p.n / columns <= kMostNormTiles &&
          std::max(p.m, p.k) < (int64_t{1} << 30);
 }

@@ -59,11 +59,11 @@ void run(const Context<Cuda>& context, int variant, const Product& p, const Prod
                      : run_persistent<__nv_bfloat16, __nv_bfloat16, __nv_bfloat16>(context, variant, p, data);
 }
 
-// Neither norms nor a residual; heads whose numbers are turned in registers.
+// Heads are turned in registers.
 bool has_ending(const Product& p) {
   const Epilogue& e = p.epilogue;
-  return is_plain(p) || (p.before == Before::nothing && !e.residual && e.heads.whole && holds_heads(e.heads, kTileN) &&
-                         e.activation == Activation::none && e.gate == Gate::none && p.c != DType::e4m3);
+  return !e.heads || (e.heads.whole && holds_heads(e.heads, kTileN) && e.activation == Activation::none &&
+                      e.gate == Gate::none && p.c != DType::e4m3);
 }
 
 bool supports(const Gpu& gpu, int variant, const Product& p) {
@@ -98,8 +98,10 @@ OwnGuess guess(const Gpu& gpu, const Product& p) {
           p.a != DType::e4m3 && p.m <= few_rows_of(p)};
 }
 
+constexpr Parts kReads{Part::bias, Part::activation, Part::gate, Part::heads};
+
 }  // namespace
 
-const OwnKernel wgmma_persistent{"wgmma_persistent", PersistentShapes::kVariants, supports, guess, run};
+const OwnKernel wgmma_persistent{"wgmma_persistent", PersistentShapes::kVariants, kReads, supports, guess, run};
 
 }  // namespace ftbert

@@ -26,8 +26,10 @@ OwnGuess guess(const Gpu& gpu, const Product& p) {
                             : guess_norm<Shapes>(gpu, p, After::norm_beside, 1.3);
 }
 
+constexpr Parts kReads{Part::bias, Part::residual, Part::norm_beside, Part::other_norm};
+
 }  // namespace
 
-const OwnKernel wgmma_prenorm{"wgmma_prenorm", Shapes::kVariants, supports, guess, run};
+const OwnKernel wgmma_prenorm{"wgmma_prenorm", Shapes::kVariants, kReads, supports, guess, run};
 
 }  // namespace ftbert

@@ -20,7 +20,7 @@ using Shapes =
 
 // Results are stored 16 bytes at a time, with a gate too.
 bool supports(const Gpu& gpu, int, const Product& p) {
-  return has_warpgroups(gpu.capability) && is_q8_0_linear(p) && is_plain(p) && p.n % 16 == 0 && p.k % kQ8Step == 0 &&
+  return has_warpgroups(gpu.capability) && is_q8_0_linear(p) && p.n % 16 == 0 && p.k % kQ8Step == 0 &&
          p.n * p.k <= INT32_MAX;
 }
 
@@ -74,6 +74,6 @@ OwnGuess guess(const Gpu& gpu, const Product& p) {
 
 }  // namespace
 
-const OwnKernel wgmma_q8_0{"wgmma_q8_0", Shapes::kVariants, supports, guess, run};
+const OwnKernel wgmma_q8_0{"wgmma_q8_0", Shapes::kVariants, kPlainParts, supports, guess, run};
 
 }  // namespace ftbert

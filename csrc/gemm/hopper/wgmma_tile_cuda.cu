@@ -49,7 +49,7 @@ void run(const Context<Cuda>& context, int variant, const Product& p, const Prod
 // Of 16 bits; one ending of those that are not is_plain.
 bool has_ending(int variant, const Product& p) {
   const Epilogue& e = p.epilogue;
-  if (p.before == Before::norm_rows || p.a == DType::e4m3) return false;
+  if (p.a == DType::e4m3) return false;
   const bool plain_sums = e.activation == Activation::none && e.gate == Gate::none;
   if (e.residual) return e.leaves_moments() && p.before == Before::nothing && !e.heads && plain_sums;
   if (!e.heads) return true;
@@ -158,8 +158,11 @@ OwnGuess guess(const Gpu& gpu, const Product& p) {
   return best;
 }
 
+constexpr Parts kReads{Part::bias,    Part::activation,     Part::gate,       Part::heads,          Part::residual,
+                       Part::moments, Part::moments_beside, Part::other_norm, Part::norm_by_moments};
+
 }  // namespace
 
-const OwnKernel wgmma_tile{"wgmma_tile", TileShapes::kVariants, supports, guess, run};
+const OwnKernel wgmma_tile{"wgmma_tile", TileShapes::kVariants, kReads, supports, guess, run};
 
 }  // namespace ftbert

@@ -182,7 +182,7 @@ FTBERT_C int ftbert_supports(int capability, int sm_count, const char* kernel, c
                              const CProduct* product, int* yes) {
   return attempt([&] {
     const OwnChoice own = own_choice(kernel, variant);
-    *yes = own.kernel->supports({capability, sm_count}, own.variant, linear_product(*product));
+    *yes = own.kernel->can({capability, sm_count}, own.variant, linear_product(*product));
   });
 }
 FTBERT_C int ftbert_is_known(const char* kernel, const char* variant) { return is_known(kernel, variant); }

@@ -235,7 +235,7 @@ std::string why_no_fused_attention(const Context<Device>&, const Heads& heads, S
   if (!FusedHeads::has(heads.size)) return "has no kernel for head size " + std::to_string(heads.size);
   // The last kernel reads all that another one reads.
   const ScoreMembers unread = set.without(attention_kernels<T>().back().reads);
-  return unread == ScoreMembers() ? "" : "has no kernel that reads the " + unread.names() + " of a score policy";
+  return unread == ScoreMembers() ? "" : "has no kernel that reads the " + names_of(unread) + " of a score policy";
 }
 
 template <class T>

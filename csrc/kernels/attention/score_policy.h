@@ -4,13 +4,13 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <tuple>
 #include <utility>
 
 #include "core/check.h"
+#include "core/enum_set.h"
 #include "core/types.h"
 
 namespace ftbert {
@@ -51,32 +51,15 @@ enum class ScoreMember { window, bias, soft_cap };
 inline constexpr std::array kScoreMemberNames{std::string_view("window"), std::string_view("relative bias"),
                                               std::string_view("soft cap")};
 
-// A set of members.
-struct ScoreMembers {
-  unsigned bits = 0;
+using ScoreMembers = EnumSet<ScoreMember>;
 
-  constexpr ScoreMembers() = default;
-  constexpr ScoreMembers(std::initializer_list<ScoreMember> members) {
-    for (const ScoreMember member : members) bits |= bit(member);
-  }
-  bool operator==(const ScoreMembers&) const = default;
-  constexpr bool has(ScoreMember member) const { return (bits & bit(member)) != 0; }
-  constexpr bool has_all(ScoreMembers others) const { return (others.bits & ~bits) == 0; }
-  constexpr ScoreMembers without(ScoreMembers others) const {
-    ScoreMembers rest;
-    rest.bits = bits & ~others.bits;
-    return rest;
-  }
-  static constexpr unsigned bit(ScoreMember member) { return 1u << static_cast<unsigned>(member); }
-
-  // "window, soft cap"
-  std::string names() const {
-    std::string all;
-    for (size_t i = 0; i < kScoreMemberNames.size(); ++i)
-      if (has(static_cast<ScoreMember>(i))) all.append(all.empty() ? "" : ", ").append(kScoreMemberNames[i]);
-    return all;
-  }
-};
+// "window, soft cap"
+inline std::string names_of(ScoreMembers members) {
+  std::string all;
+  for (size_t i = 0; i < kScoreMemberNames.size(); ++i)
+    if (members.has(static_cast<ScoreMember>(i))) all.append(all.empty() ? "" : ", ").append(kScoreMemberNames[i]);
+  return all;
+}
 
 template <class T, ScoreMembers kRead>
 class ScoresRead;
@@ -96,7 +79,7 @@ class ScorePolicy {
   ScoreMembers set() const {
     return [&]<size_t... i>(std::index_sequence<i...>) {
       ScoreMembers all;
-      ((all.bits |= std::get<i>(members_).set() ? 1u << i : 0u), ...);
+      (all.add(static_cast<ScoreMember>(i), std::get<i>(members_).set()), ...);
       return all;
     }(std::make_index_sequence<kCount>());
   }
@@ -112,7 +95,7 @@ class ScorePolicy {
   ScoresRead<T, kRead> read(const char* kernel) const {
     const ScoreMembers unread = set().without(kRead);
     FTBERT_CHECK(unread == ScoreMembers(), kernel,
-                 " does not read a member of the score policy that is set: ", unread.names());
+                 " does not read a member of the score policy that is set: ", names_of(unread));
     return ScoresRead<T, kRead>(*this);
   }
 
