@@ -16,7 +16,7 @@ void check_cache(const ModelConfig& config, AttentionPath path, DType dtype, int
   static constexpr auto kNone = "this model has no cache of keys and values: ";
   for (const LayerConfig& layer : config.layers)
     FTBERT_CHECK(layer.attention.window.right == 0, kNone, "its tokens see those that follow: it is an encoder");
-  FTBERT_CHECK(config.relative_span == 0, kNone, "it adds relative biases to scores");
+  FTBERT_CHECK(!config.by_distance(), kNone, "it adds relative biases to scores");
   FTBERT_CHECK(!config.counts_tokens(), kNone, "its positions depend on padding ids");
   FTBERT_CHECK(path == AttentionPath::fused, kNone, "its attention runs by the general path, which reads no cache");
   for (const LayerConfig& layer : config.layers) {

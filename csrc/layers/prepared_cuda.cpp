@@ -49,7 +49,7 @@ bool differ(const LayerConfig& one, const LayerConfig& other) {
 
 template <class T>
 std::string refusal(const Context<Cuda>& context, const ModelConfig& c, const Weights<T>& weights, AttentionPath path) {
-  if (path != AttentionPath::fused || c.relative_span > 0) return "attention has a bias or takes the general path";
+  if (path != AttentionPath::fused || c.by_distance()) return "attention has a bias or takes the general path";
   if (!has_warpgroups(context.capability)) return "needs a GPU of capability 9.0, and kernels compiled for it";
   if (most_deferred_tokens() == 0) return "switched off";
   if (c.layers.empty()) return "there are no layers";

@@ -205,6 +205,10 @@ bool ModelConfig::rotary() const {
   return std::any_of(layers.begin(), layers.end(), [](const LayerConfig& layer) { return layer.attention.rotary; });
 }
 
+bool ModelConfig::by_distance() const {
+  return std::any_of(layers.begin(), layers.end(), [](const LayerConfig& one) { return one.attention.by_distance(); });
+}
+
 int64_t ModelConfig::max_seq() const {
   // The first row that a token can use is padding_id + 1 where positions count from the padding id.
   return positions == PositionKind::from_padding ? max_positions - padding_id - 1 : max_positions;

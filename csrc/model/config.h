@@ -40,6 +40,9 @@ struct AttentionConfig {
   std::optional<NormConfig> qk_norm;  // over each head of queries and of keys
   bool qkv_bias = true, out_bias = true;
   const Format *qkv_type = nullptr, *out_type = nullptr;  // of the matrices as stored; nullptr: the model's type
+
+  // Whether a term of the scores depends on how far a key stands from its query; a window does not count.
+  bool by_distance() const { return relative_bias; }
 };
 
 struct FeedForwardConfig {
@@ -101,6 +104,8 @@ struct ModelConfig {
   bool counts_tokens() const { return positions == PositionKind::from_padding; }
   // Whether some layer turns its heads by a token's column.
   bool rotary() const;
+  // Whether some layer's attention is so.
+  bool by_distance() const;
   // Longest sequence that the positions are for.
   int64_t max_seq() const;
 
