@@ -92,7 +92,8 @@ __device__ void store_sums(const FewRows<E>& work, int tile, float2 x) {
   store_pair(x, work.activation, work.gate, work.c, place.at, place.there);
 }
 
-// The block's next tile, in lane 0; beyond the last: none. A block that is slower, such as one of two that share a
+// The block's next tile, in lane 0; beyond the last: none. The counter is asked before the wait for the kernel ahead:
+// neighbours have different ones (ProductData::tile_count). A block that is slower, such as one of two that share a
 // multiprocessor, gets fewer tiles: dealt evenly, 22016 x 4096 took 37 us, and most blocks had ended after 29.
 template <class E>
 __device__ int next_tile(const FewRows<E>& work, int tile) {
@@ -110,6 +111,7 @@ __device__ void ask_for_tiles(const FewRows<E>& work, FewRowsShared& beside, con
   // ask(stage): for the chunk of a tile.
   const auto fill = [&](int tile, const auto& ask) {
     chunks.wait_empty();
+    // Published by this lane's arrival at the full stage.
     if (threadIdx.x % 32 == 0) beside.tiles[chunks.stage] = tile;
     ask(chunks.stage);
     __syncwarp();
@@ -124,7 +126,7 @@ __device__ void ask_for_tiles(const FewRows<E>& work, FewRowsShared& beside, con
       });
     tile = __shfl_sync(~0u, next, 0);
   }
-  grid_wait();
+  grid_wait();  // a warp lets go only behind its own wait
   grid_let_go();
   // A stage without data tells the readers that there is no further tile.
   fill(tiles, [&](int stage) {
@@ -243,7 +245,7 @@ __device__ void multiply_tiles(const FewRows<E>& work, FewRowsShared& beside, co
 // Grid: at most a block for each tile. Storage: of few_rows_storage.cuh.
 template <class E, class Storage>
 __global__ void __launch_bounds__(kFewRowsThreads, 2) few_rows_kernel(const __grid_constant__ FewRows<E> work) {
-#ifdef FTBERT_WGMMA
+#ifdef FTBERT_WGMMA  // for bulk copies and their barriers: there is no wgmma here
   extern __shared__ __align__(128) char shared[];
   __shared__ FewRowsShared beside;
   const bool apart = multiplies_apart<Storage>(work);
@@ -252,7 +254,7 @@ __global__ void __launch_bounds__(kFewRowsThreads, 2) few_rows_kernel(const __gr
   char* const rows = shared + work.stages * Storage::kChunk;
   float2 addend;
   bring_rows<Storage>(work, beside, rows, [&] {
-    if (Storage::kLetsGoAtOnce) grid_let_go();
+    if (Storage::kLetsGoAtOnce) grid_let_go();  // the first thread that does counts for the block
     addend = addend_of_sums(work, blockIdx.x);
   });
   if (apart)

@@ -42,7 +42,13 @@ __device__ inline void multiply_add_int8(int (&d)[4], uint32_t a0, uint32_t a2, 
 }
 
 // How b is stored, how a is laid out beside it, and a step of k: what one access of a warp's lanes to b covers. Lane
-// 4 g + t has row g of the tile.
+// 4 g + t has row g of the tile. A Storage has
+//   kStep, columns of a step; kChunkSteps of a chunk, kStepsOfWarp for each warp; kChunk, a chunk's bytes;
+//   kLetsGoAtOnce: the kernel behind starts before all of b is asked for;
+//   ask(work, tile, step, steps, to, full), by the whole asking warp: copies to a stage;
+//   scale_bytes(m, k), of the scales behind the rows of a;
+//   put(work, rows, row, column, x), by a whole warp: eight numbers of a to shared memory;
+//   add(work, chunk, rows, step, at, sums): products of a step, in the chunk number `at`.
 
 // b [n, k] row-major. Lane 4 g + t takes columns 8 t to 8 t + 7 of the step's 32, as two products whose 16 columns lie
 // in an order of their own, the same in a.

@@ -10,7 +10,9 @@
 // A warpgroup instruction for few columns takes no longer than the instructions around it: the loop over k is written
 // out for all stages, so that only constants differ between them, with addresses in uniform registers. Where k is
 // divided, over warpgroups or blocks of a cluster, each part finishes some of the tile's columns: it is sent the other
-// parts' sums of these columns, in the layout of the registers they come from, and waits for nothing else.
+// parts' sums of these columns, in the layout of the registers they come from, and waits for nothing else. Each part of
+// k has a step at least (`supports`). A block leaves when all shares of its columns have come: no block writes to one
+// that has left.
 #pragma once
 #include <algorithm>
 #include <string_view>
@@ -82,6 +84,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
   extern __shared__ char unaligned_memory[];
   char* const memory = unaligned_memory + (1024 - shared_address(unaligned_memory) % 1024) % 1024;
   const uint32_t base = shared_address(memory), areas = base + kStages * kStageBytes;
+  // A stage's readers are the warps of the kGroupsM warpgroups whose step it is.
   Ring<kStages, 4 * kGroupsM> ring{areas + Shape::kAreasBytes};
   const uint32_t summed = ring.barriers + ring.kBytes, vectors_full = summed + 8 * Shape::kGroups;
   constexpr int kVectorsAt = kStages * kStageBytes + Shape::kAreasBytes + Shape::kBarriersBytes;
@@ -111,6 +114,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
     // product.
     for (int step = 0; step < at_once; ++step) load_b(step, step);
     if constexpr (Ending::kVectors > 0) {
+      // Beyond n lies whatever was there: endings neither store such columns nor count them.
       const int bytes = 4 * min(kTileN, work.n - column0);
       barrier_expect(vectors_full, Ending::kVectors * bytes);
 #pragma unroll
@@ -167,6 +171,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
       step += kGroupsK;
     }
   }
+  // The last stage is not given back: no step follows.
   warpgroup_wait();
   warpgroup_keep(sum);
 
@@ -253,6 +258,11 @@ using ScaledTileShapes = List<InTwos<32, 1>, InTwos<32, 4>, InTwos<96, 1>, KShar
 using TileShapes = List<InTwos<32, 1>, InTwos<32, 4>, InTwos<96, 1>, KShared<32>, KShared<48>, InTwos<48, 1>,
                         InTwos<64, 1>, InTwos<64, 4>, Single<48, 2>, Single<96, 2>, Single<96, 4>, KShared<64>,
                         KShared<96>, Tall<64>, Tall<96>, Tall<128>, Tall<192>>;
+template <class... First, class All>
+constexpr bool begins_with(List<First...> first, All) {
+  return ((first.template variant_of<First>() == All::template variant_of<First>()) && ...);
+}
+static_assert(begins_with(ScaledTileShapes(), TileShapes()), "a variant has one number in both lists");
 
 // A variant of the kernel with that Ending, for A and B of 16 bits.
 template <template <class E, class Shape> class Ending, class Arguments>

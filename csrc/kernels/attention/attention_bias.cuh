@@ -9,7 +9,7 @@ namespace {
 
 constexpr float kLog2E = 1.44269504f;
 
-// kernels.h's RelativeBias with the element type of device code.
+// RelativeBias of score_policy.h with the element type of device code.
 template <class E>
 struct BiasTables {
   const E* table;

@@ -49,6 +49,7 @@ __device__ void attend_split(const DecodeParameters<typename Shape::E>& p) {
   E* const out = p.out + (keys.query - p.first_q) * p.out_stride + head * kHeadSize;
   if (p.adds()) {
     // Of the blocks that share the new token's key, the first stores it; a row behind the cache's end is not stored.
+    // gridDim.y / blocks_a_head: heads of keys.
     const int64_t row = keys.row + keys.keys - 1;
     make_fresh<kDecodeThreads>(p.added, q, token + keys.kv_head * kHeadSize, keys.place, keys.heads, keys.newest,
                                keys.first_head == 0 && row < p.added.rows,
@@ -66,7 +67,8 @@ __device__ void attend_split(const DecodeParameters<typename Shape::E>& p) {
   if (keys.newest && Shape::warp() == 0)
     scores.start_with([&](int part, int i) { return fresh_chunk(kHeads + part, i); });
 
-  // What the kernel behind asks the memory for comes behind this block's last round.
+  // What the kernel behind asks the memory for comes behind this block's last round. The first warp that gets there
+  // lets go for the block.
   const auto let_go_behind = [&](int next) {
     if (next >= keys.stored_end) grid_let_go();
   };
@@ -97,7 +99,7 @@ __device__ void attend_split(const DecodeParameters<typename Shape::E>& p) {
       memory.store(keys.split, item, mine);
     }
   }
-  if (keys.live == 1) return;
+  if (keys.live == 1) return;  // of a cluster too: with one live split it sends nothing
   if constexpr (kCluster)
     cluster.merge(keys.split, keys.splits, keys.heads, out);
   else

@@ -23,7 +23,7 @@ constexpr int attention_shared_bytes() {
   return (kQueries + 4 * kMmaTileKeys<kHeadSize>)*16 * kRowChunks<kHeadSize>;
 }
 
-// Whether a GPU with warpgroup instructions is ever given the kernel (attention_cuda.cu, launch_whole_hopper): those
+// Whether a GPU with warpgroup instructions is ever given the kernel (the registry in attention_cuda.cu): those
 // with a bias, and whole sequences of up to 32 keys with heads of up to 64. The others have no body in code for it.
 template <int kHeadSize, int kWarps, bool kBias>
 constexpr bool kMmaOnHopper = kBias || (kHeadSize <= 64 && kWarps <= 2);
