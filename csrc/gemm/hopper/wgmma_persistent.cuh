@@ -180,8 +180,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   float4* const factors = reinterpret_cast<float4*>(out + kSumBytes);
   // Named barriers: a warpgroup multiplies when the other one has arrived at `mine`, and the first begins.
   const auto mine = [] { return static_cast<int>(thread_anew() / 128); };
-  const auto theirs = [&] { return 3 - mine(); };
-  if (group == 1) named_barrier_arrive(theirs(), 256);
+  const int theirs = 3 - mine();
+  if (group == 1) named_barrier_arrive(theirs, 256);
   if constexpr (kBlocks > 1) cluster_arrived();
   int index = group;  // of the item among this block's
   const auto compute = [&](auto halves, const Piece& piece) {
@@ -237,7 +237,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       before = ring.stage;
       ring.next();
     } while (++step < work.k_steps);
-    named_barrier_arrive(theirs(), 256);
+    named_barrier_arrive(theirs, 256);
 
     warpgroup_wait();
     release(before);
