@@ -1,5 +1,5 @@
-// Tensor core and asynchronous copy instructions of sm_80 and later, as functions; and tiles of 16-bit elements on
-// their way to shared memory, laid out so that ldmatrix meets no bank conflict.
+// Tensor core and asynchronous copy instructions of sm_80 and later, or as said, as functions; and tiles of 16-bit
+// elements on their way to shared memory, laid out so that ldmatrix meets no bank conflict.
 #pragma once
 #include <bit>
 #include <cstdint>
@@ -40,6 +40,19 @@ __device__ inline void load_matrices_transposed(uint32_t (&r)[4], uint32_t addre
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(address)
                : "memory");
+}
+
+// Four 8x8 matrices of 16-bit elements to shared memory (sm_90); lane l gives the address of row l % 8 of matrix l / 8.
+// To be read after a barrier; no "memory", so that loads of other things may go ahead of it.
+__device__ inline void store_matrices(uint32_t address, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r0), "r"(r1),
+               "r"(r2), "r"(r3));
+}
+
+// The same, each of them turned.
+__device__ inline void store_matrices_turned(uint32_t address, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(r0),
+               "r"(r1), "r"(r2), "r"(r3));
 }
 
 // Where this thread's row of 16-byte chunks begins in a tile that lies in shared memory as blocks of 64 columns, rows

@@ -10,7 +10,7 @@
 
 namespace ftbert {
 
-// Memory in which a product's blocks tell each other of their rows' moments (hopper/wgmma_norm.h; nullptr: none), and
+// Memory in which a product's blocks tell each other of their rows' moments (gpu/contained_norm.h; nullptr: none), and
 // how many products have used it in this call.
 struct ExchangedMoments {
   uint64_t* data = nullptr;
@@ -42,7 +42,7 @@ struct HeadsWish {
 };
 
 // The residual sum that the result belongs to, and the norm of it. The kernel directly ahead must not write to.sum or
-// to.normed (hopper/wgmma_norm.h).
+// to.normed (gpu/contained_norm.h).
 template <class T>
 struct Residual {
   Edge<T> stream;                         // [rows, n] that the result is added to

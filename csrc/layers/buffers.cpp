@@ -5,7 +5,7 @@
 #include <type_traits>
 
 #include "core/dispatch.h"
-#include "gemm/hopper/wgmma_norm.h"
+#include "gemm/gpu/contained_norm.h"
 
 namespace ftbert {
 namespace {

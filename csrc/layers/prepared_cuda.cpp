@@ -6,7 +6,6 @@
 #include "core/check.h"
 #include "core/cuda_owners.h"
 #include "core/dispatch.h"
-#include "device/warpgroups.h"
 #include "gemm/gemm.h"
 #include "gemm/gpu/deferred_norm.h"
 #include "gemm/gpu/own.h"
@@ -50,7 +49,6 @@ bool differ(const LayerConfig& one, const LayerConfig& other) {
 template <class T>
 std::string refusal(const Context<Cuda>& context, const ModelConfig& c, const Weights<T>& weights, AttentionPath path) {
   if (path != AttentionPath::fused || c.by_distance()) return "attention has a bias or takes the general path";
-  if (!has_warpgroups(context.capability)) return "needs a GPU of capability 9.0, and kernels compiled for it";
   if (most_deferred_tokens() == 0) return "switched off";
   if (c.layers.empty()) return "there are no layers";
   if (!c.shard.whole()) return "products are parts of sums over several ranks";
@@ -73,6 +71,9 @@ std::string refusal(const Context<Cuda>& context, const ModelConfig& c, const We
           return "a weight is missing or does not begin at 16 bytes";
     }
   }
+  Product behind = product_of(weights.layers.front().up, most_deferred_tokens(), {.bias = true});
+  behind.before = Before::norm_by_moments;
+  if (!has_kernel(gpu_of(context), behind)) return "this GPU and this build have no kernel for products behind them";
   return "";
 }
 

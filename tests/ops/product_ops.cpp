@@ -5,8 +5,8 @@
 #include "binding/define_op.h"
 #include "binding/packed_weight.h"
 #include "binding/q8_0.h"
+#include "gemm/gpu/contained_norm.h"
 #include "gemm/gpu/own.h"
-#include "gemm/hopper/wgmma_norm.h"
 #include "head_words.h"
 
 namespace ftbert::binding {

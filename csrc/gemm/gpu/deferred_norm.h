@@ -1,6 +1,5 @@
-// Products on Hopper between which no norm kernel runs (wgmma_tile with other endings): the one before the norm leaves
-// the sum that is to be normalised times gamma, and moments of the sum's rows; the one behind it multiplies that and
-// corrects its result,
+// Products between which no norm kernel runs: the one ahead of the norm leaves the sum that is to be normalised times
+// gamma, and moments of the sum's rows; the one behind it multiplies that and corrects its result,
 //   (LayerNorm(x) @ W^T + b) [row, n] = scale * (x gamma @ W^T) + shift * slope [n] + add [n],
 // scale = 1 / deviation, shift = -mean * scale, slope = W gamma, add = b + W beta. RMSNorm is the same with a mean of
 // 0: then the rows' sums are left at 0. gamma is no part of W: a copy of each matrix would round it a second time,
@@ -14,15 +13,12 @@ namespace ftbert {
 
 inline constexpr int64_t kMostColumns = 4096;  // more could overflow
 
-// data.c = activation(corrected product), or its gates: data.a is what run_ahead_of_norm left; add, slope [n] of
-// make_correction_vectors hold the bias. Rows of `moments`, which are not those of the pending norm, become 0.
-void run_behind_norm(const Context<Cuda>& context, int variant, const Product& product, const ProductData& data);
-
-// data.c = x * gamma, x = data.a @ data.b^T + add + residual; adds to `moments` those of x. add, gamma [n] of
+// Behind: data.c = activation(corrected product), or its gates: data.a is what the product ahead left; add, slope [n]
+// of make_correction_vectors hold the bias. Rows of `moments`, which are not those of the pending norm, become 0.
+// Ahead: data.c = x * gamma, x = data.a @ data.b^T + add + residual; adds to `moments` those of x. add, gamma [n] of
 // make_sum_vectors hold the bias. After::moments: a LayerNorm, short of its beta, may be pending on the residual, which
 // may be data.c. After::moments_beside: x takes the residual's place, apart from data.c; of RMSNorm the moments are the
 // squares alone.
-void run_ahead_of_norm(const Context<Cuda>& context, int variant, const Product& product, const ProductData& data);
 
 // add = bias + beta of the LayerNorm that is pending (nullptr: none); unless `keep`, less the mean of it: the LayerNorm
 // that follows ignores a constant, and removing it reduces rounding. scaled = gamma + offset of the norm that follows,

@@ -59,7 +59,7 @@ struct ProductData {
   const float* b_scale = nullptr;  // one, or those of rows [n], by b's format
   const float* c_scale = nullptr;  // one
   DType stream = DType::fp16;      // fp16 or bf16, of products of E4M3: the bias's type
-  // Before::norm_rows: of vectors [k]. After::norm and norm_beside: of vectors [n], and what wgmma_norm.h says.
+  // Before::norm_rows: of vectors [k]. After::norm and norm_beside: of vectors [n], and what contained_norm.h says.
   Norm<void> norm = {};
   // [m, n], the norm: with After::norm_beside. In c's type; or, of a product of E4M3, with a scale in E4M3, and then
   // with After::norm too, beside c.
@@ -158,7 +158,7 @@ struct OwnKernel {
 
 extern const OwnKernel wgmma_tile;        // Hopper, up to some thousand rows: a block for each tile
 extern const OwnKernel wgmma_persistent;  // Hopper, many rows: blocks that stay and compute one tile after another
-extern const OwnKernel wgmma_layernorm;   // the same with the residual LayerNorm behind the product: wgmma_norm.h
+extern const OwnKernel wgmma_layernorm;   // the same with the residual LayerNorm behind the product: contained_norm.h
 extern const OwnKernel wgmma_prenorm;     // the same with the residual sum and the norm before the next block
 // Hopper, up to eight rows, whose time is that of reading the weight: a step of generation. By a weight in Q8_0 too,
 // whose other operand becomes Q8_1 first. a and c lie apart; weight, bias and the norm's vectors are read before the

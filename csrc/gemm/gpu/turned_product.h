@@ -1,6 +1,5 @@
-// The product of queries, keys and values whose heads are normed and turned (kernels.h: rotary) before they are stored:
-// endings of wgmma_tile, of 16-bit operands, and of wgmma_persistent, of E4M3 too. Hopper alone, 16-bit results.
-// No CUDA header.
+// The product of queries, keys and values whose heads are normed and turned (kernels.h: rotary) before they are stored
+// in 16 bits. No CUDA header.
 #pragma once
 #include <climits>
 #include <cstdint>
@@ -29,8 +28,5 @@ HeadColumns head_columns(const Heads& heads, const HeadRules<T>& rules) {
 constexpr bool holds_heads(const HeadColumns& heads, int tile_columns) {
   return (heads.size == 64 || heads.size == 128) && tile_columns % heads.size == 0;
 }
-
-// data.c = the product with its bias, its first heads as `rotary` leaves them.
-void run_turned_tile(const Context<Cuda>& context, int variant, const Product& product, const ProductData& data);
 
 }  // namespace ftbert

@@ -1,7 +1,7 @@
 // The products behind and ahead of a deferred norm (deferred_norm.h), on the kernel of wgmma_tile.cuh.
-#include "gemm/gpu/deferred_norm.h"
 #include "gemm/gpu/endings/correct.cuh"
 #include "gemm/gpu/endings/sum.cuh"
+#include "gemm/hopper/other_endings.h"
 #include "gemm/hopper/wgmma_tile.cuh"
 
 namespace ftbert {

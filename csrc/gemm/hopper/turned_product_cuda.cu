@@ -1,6 +1,7 @@
 // wgmma_tile with the ending of turned_product.h.
 #include "gemm/gpu/endings/turn.cuh"
 #include "gemm/gpu/turned_product.h"
+#include "gemm/hopper/other_endings.h"
 #include "gemm/hopper/wgmma_tile.cuh"
 
 namespace ftbert {

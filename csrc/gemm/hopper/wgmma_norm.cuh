@@ -23,10 +23,10 @@
 #include "device/tma.cuh"
 #include "device/vector.cuh"
 #include "device/wgmma.cuh"
+#include "gemm/gpu/contained_norm.h"
 #include "gemm/gpu/endings/bias.cuh"
 #include "gemm/gpu/endings/norm.cuh"
 #include "gemm/gpu/own.h"
-#include "gemm/hopper/wgmma_norm.h"
 #include "kernels/norm/norm_rule.cuh"
 
 namespace ftbert {
@@ -93,6 +93,20 @@ struct SumMaps : ResultMaps {
   static constexpr bool kKeepSum = true;  // c becomes the sum, copy the norm, if it is of 16 bits
   CUtensorMap copy;
 };
+
+// 64 columns of a warp's rows, which `normalize` has put in the tile, to memory: asynchronous. column: the tile's
+// first.
+template <class Shape>
+__device__ void send_block(const CUtensorMap& map, int column, int row, uint32_t shared, int block) {
+  fence_shared_for_async();
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) {
+#pragma unroll
+    for (int half = 0; half < Shape::kHalves; ++half)
+      tma_store(map, column + block * 64, row + half * 64, shared + half * (64 * 128) + block * (Shape::kTileM * 128));
+    tma_store_commit();
+  }
+}
 
 template <class E, class Shape, class Rule, class Maps>
 __global__ void __launch_bounds__(kThreads, 1)

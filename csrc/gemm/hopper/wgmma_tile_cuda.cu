@@ -2,6 +2,7 @@
 #include "gemm/gpu/deferred_norm.h"
 #include "gemm/gpu/guessed_time.h"
 #include "gemm/gpu/turned_product.h"
+#include "gemm/hopper/other_endings.h"
 #include "gemm/hopper/wgmma_tile.cuh"
 
 namespace ftbert {

@@ -8,7 +8,6 @@
 #include "device/e4m3.cuh"
 #include "device/fragment.cuh"
 #include "device/mma.cuh"
-#include "device/tma.cuh"
 #include "device/vector.cuh"
 #include "device/wgmma.cuh"
 #include "kernels/norm/norm_rule.cuh"
@@ -196,20 +195,6 @@ __device__ void normalize(const Rule& rule, const float (&sum)[Shape::kHalves][S
       store_matrices((row ^ (j % 8 * 16)) + j / 8 * (Shape::kTileM * 128) + half * (64 * 128), packed[half][0],
                      packed[half][1], packed[half][2], packed[half][3]);
     if (j % 8 == 6) store(j / 8);
-  }
-}
-
-// 64 columns of a warp's rows, which `normalize` has put in the tile, to memory: asynchronous. column: the tile's
-// first.
-template <class Shape>
-__device__ void send_block(const CUtensorMap& map, int column, int row, uint32_t shared, int block) {
-  fence_shared_for_async();
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) {
-#pragma unroll
-    for (int half = 0; half < Shape::kHalves; ++half)
-      tma_store(map, column + block * 64, row + half * 64, shared + half * (64 * 128) + block * (Shape::kTileM * 128));
-    tma_store_commit();
   }
 }
 

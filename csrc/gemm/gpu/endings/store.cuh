@@ -17,7 +17,6 @@
 
 #include "device/fragment.cuh"
 #include "device/mma.cuh"
-#include "device/tma.cuh"
 #include "device/vector.cuh"
 #include "gemm/gpu/endings/bias.cuh"
 #include "gemm/gpu/endings/gate.cuh"

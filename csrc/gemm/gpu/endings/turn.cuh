@@ -161,7 +161,7 @@ struct TurnThroughMemory {
     for (int r = 0; r < 2; ++r) rows[r].look_ahead(arguments.turn, begin, r * 8);
   }
 
-  __device__ void finish(float (&sums)[kEights][4], const float*, char* memory, int = 0) {
+  __device__ void finish(float (&sums)[kEights][4], const float*, char* memory) {
     float* const shared = reinterpret_cast<float*>(memory);
     bias.add(sums);
 #pragma unroll

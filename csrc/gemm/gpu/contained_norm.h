@@ -1,11 +1,11 @@
-// What callers of wgmma_layernorm and wgmma_prenorm (own.h) must provide: a product, the residual sum and the norm
-// behind it in one kernel, on Hopper. No CUDA header.
+// What callers of a product that contains the residual sum and the norm behind it must provide (After::norm and
+// norm_beside; wgmma_layernorm, wgmma_prenorm in own.h). No CUDA header.
 //
-// wgmma_layernorm: c [m, n] = norm(a [m, k] @ b [n, k]^T + bias + c), rounded once, at the end.
-// wgmma_prenorm: c = a @ b^T + bias + c and copy [m, n] = norm of that before it was rounded.
+// norm: c [m, n] = norm(a [m, k] @ b [n, k]^T + bias + c), rounded once, at the end.
+// norm_beside: c = a @ b^T + bias + c and copy [m, n] = norm of that before it was rounded.
 //
 // With a and b in E4M3 both multiply the sums by the scales first, and may store the norm in E4M3 with a scale, rounded
-// once, from float: wgmma_prenorm instead of 16 bits, wgmma_layernorm beside c, at copy.
+// once, from float: norm_beside instead of 16 bits, norm beside c, at copy.
 //
 // A row is at most kMostNormTiles tiles. Parts of c are read before the kernel ahead has ended, unless Context::overlap
 // is off: like weights, c must be there before that one begins to work. In a model c is the stream, which embeddings,
