@@ -73,11 +73,13 @@ def built(monkeypatch: pytest.MonkeyPatch, gpu: Any) -> Iterator[list[Any]]:
     gpu((9, 0))
     seen: list[Any] = []
 
-    def build(checkpoint: Checkpoint, stored: Checkpoint, _: Any, element: torch.dtype, *__: Any) -> tuple[()]:
-        seen.append((checkpoint, stored, element))
+    def put_together(encoder: Any, checkpoint: Checkpoint, *_: Any) -> tuple[()]:
+        seen.append((checkpoint, *encoder))
         return ()
 
-    monkeypatch.setattr(building, "_build", build)
+    monkeypatch.setattr(building, "_encoder", lambda stored, places, element, *_: (stored, element))
+    monkeypatch.setattr(building, "load_head", lambda *_: None)
+    monkeypatch.setattr(building, "Built", put_together)
     monkeypatch.setattr(models, "Model", SimpleNamespace)
     def on_the_cpu(source: Path, target: Path, *, dtype: torch.dtype, device: str, force: bool) -> Any:
         return quantize(source, target, dtype=dtype, force=force)

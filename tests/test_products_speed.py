@@ -95,9 +95,10 @@ def test_a_process_measures_once_and_warns_once(stored_in_bf16: Path, calls: lis
     assert said[0].filename == __file__
 
 
-def test_int8_is_warned_of_alike(calls: list[list[str]]) -> None:
+def test_int8_is_warned_of_alike(monkeypatch: pytest.MonkeyPatch, calls: list[list[str]]) -> None:
+    monkeypatch.setattr(devices, "_check_stored", lambda *_: None)  # whatever this CPU has
     with pytest.warns(UserWarning, match="^int8 products take 2.0 times as long as fp32's on this CPU; the plain model in fp32 is"):
-        devices._warn_where_slow(torch.int8)
+        devices.check_dtype(torch.device("cpu"), torch.int8)
     assert calls == [["fp32", "int8"]]
     assert devices.told_speed(torch.device("cpu")) == {"products_speed": "int8 takes 2.00 of fp32's time"}
 
