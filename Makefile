@@ -52,7 +52,7 @@ CXX_FILES = $(shell find csrc tests/cpp tests/ops examples -name '*.cpp' -o -nam
 # Processes of pytest, which share the cores: what runs on one thread then runs twice at a time.
 WORKERS ?= 2
 
-.PHONY: help run test build test-build bench bench-avx2 bench-decode soak-generation int8-accuracy lint clean core-test cuda-compile cuda-spills build-for-gpus py-test clients-test ray-test avx2-test fuzz fuzz-gguf kills \
+.PHONY: help run test build test-build wheels gpu-wheel wheels-test bench bench-avx2 bench-decode soak-generation int8-accuracy lint clean core-test cuda-compile cuda-spills build-for-gpus py-test clients-test ray-test avx2-test fuzz fuzz-gguf kills \
   serve-soak asan-test gpu-build gpu-test gpu-bench models models-modern fetches
 
 # One thing after another, also under -j: pytest's closing line comes last.
@@ -291,11 +291,43 @@ cuda-spills: test-build  ## the same as it is installed; no kernel may spill. Fo
 
 build-for-gpus: $(MODELS)/.cublas
 	@cmake -S . -B $(FOLDER) -G Ninja -DFTBERT_CUDA=ON '-DFTBERT_CUDA_ARCHS=80;90a' -DFTBERT_TORCH=ON \
-	  -DFTBERT_FIND_LIBSTDCXX=ON -DFTBERT_BINDING_FLAGS=-O0 $(BUILT_KERNELS) \
+	  -DFTBERT_FIND_LIBSTDCXX=ON -DFTBERT_BINDING_FLAGS=-O0 -DFTBERT_TEST_OPS=ON $(BUILT_KERNELS) \
 	  -DPython3_EXECUTABLE=$(PYTHON) -DFTBERT_LIB_DIR=$(CURDIR)/$(FOLDER)/lib \
 	  -DFTBERT_CUBLAS_DIR=$(CURDIR)/$(CUBLAS) --log-level=WARNING "-DCMAKE_CUDA_FLAGS=$(CUDA_FLAGS)" \
 	  "-DCMAKE_CUDA_COMPILER_LAUNCHER=$(PYTHON);$(CURDIR)/tests/spills.py;--compile"
 	@cmake --build $(FOLDER)
+
+# ---- wheels -----------------------------------------------------------------------------------------------------
+# The releases of torch that they have bindings for. Of each the headers and two libraries are kept, 0.5 GB.
+TORCHES := 2.9.1 2.10.0 2.11.0 2.12.1 2.13.0 2.14.1
+TORCH_FOLDER ?= .torches
+$(TORCH_FOLDER)/%/torch/version.py: | $(PYTHON)
+	@echo "== fetching the headers of torch $* (in a wheel of up to 0.9 GB)"
+	@mkdir -p $(TORCH_FOLDER)/wheel-$*
+	@$(PIP) download -qq --no-deps --only-binary :all: -d $(TORCH_FOLDER)/wheel-$* torch==$*
+	@$(PYTHON) tests/wheels.py headers $(TORCH_FOLDER)/$* $(TORCH_FOLDER)/wheel-$*/torch-*.whl
+	@rm -r $(TORCH_FOLDER)/wheel-$*
+
+# $(call wheel,label,CUDA,architectures). All of them share the sources' build/wheel, so one is made after the other.
+space := $(subst ,, )
+wheel = rm -rf build/raw && FTBERT_WHEEL_LABEL=$(1) FTBERT_CUDA=$(2) FTBERT_CUDA_ARCHS='$(3)' FTBERT_CPU_ISAS=ALL \
+  FTBERT_TORCHES='$(subst $(space),;,$(TORCHES:%=$(abspath $(TORCH_FOLDER))/%))' FTBERT_CUBLAS_DIR=$(CURDIR)/$(CUBLAS) \
+  $(PIP) wheel -q --no-build-isolation --no-deps -w build/raw . && $(PYTHON) tests/wheels.py repair dist build/raw/*.whl
+
+wheels: $(DEPS) $(TORCHES:%=$(TORCH_FOLDER)/%/torch/version.py)  ## dist/: a wheel for CPUs and, where nvcc is, one for GPUs (80, 90a, later ones by PTX)
+	@printf '\n== the wheel for CPUs\n'; $(call wheel,cpu,OFF,)
+	@if ! command -v nvcc >/dev/null; then echo "SKIPPED: the wheel for GPUs: nvcc was not found"; exit 0; fi; \
+	$(MAKE) gpu-wheel
+
+gpu-wheel: $(DEPS) $(MODELS)/.cublas $(TORCHES:%=$(TORCH_FOLDER)/%/torch/version.py)
+	@printf '\n== the wheel for GPUs\n'; $(call wheel,cu130,ON,80;90a;90-virtual)
+
+# Python:torch of the environments, where that Python is; several GB each. The oldest and the newest torch are among them.
+WHEELS_TEST ?= 3.10:2.9.1 3.11:2.13.0 3.12:2.11.0 3.13:2.14.1 3.14:2.14.1
+wheels-test: $(DEPS) models  ## the wheels of dist/ in clean environments without a compiler: several Pythons and torches
+	@printf '\n== wheels in environments of their own\n'
+	@$(PYTHON) tests/wheels.py test --model $(MINILM) --environments $(TORCH_FOLDER)/environments --wheels dist/*.whl \
+	  -- $(WHEELS_TEST)
 
 bench: test-build models  ## against transformers, onnxruntime, OpenVINO, ... on the CPU with 2 threads; 35 minutes
 	$(PYTHON) benchmarks/bench_model.py --threads 2 --minilm $(MINILM)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
 import re
 import shutil
 import subprocess
@@ -15,6 +17,7 @@ import pytest
 import torch
 
 import ftbert
+from ftbert._library import build_info
 
 ROOT = Path(__file__).resolve().parent.parent
 LIBRARIES = ROOT / "build-cuda" / "lib"
@@ -80,6 +83,39 @@ def test_architectures(asked: str, got: set[str] | None, tmp_path: Path) -> None
     assert re.search(rf"compiling for GPUs of capability {named}: about \d+ min on \d+ cores\. FTBERT_CUDA_ARCHS=", done.stderr)
     commands = (tmp_path / "compile_commands.json").read_text()
     assert set(re.findall(r"code=\[(\w+)\]", commands)) == got
+
+
+def test_without_nvcc_its_packages_are_named(tmp_path: Path) -> None:
+    hidden = {str(Path(found).parent) for found in (shutil.which("nvcc"), "/usr/local/cuda/bin/nvcc") if found}
+    command = ["cmake", "-S", ROOT, "-B", tmp_path, "-DFTBERT_CUDA=ON", "-DFTBERT_TORCH=OFF"]
+    environment = {key: value for key, value in os.environ.items() if key not in ("CUDA_HOME", "CUDACXX")}
+    done = subprocess.run(
+        [*command, f"-DCMAKE_IGNORE_PATH={';'.join(hidden)}"], capture_output=True, text=True, check=False, env=environment
+    )
+    said = " ".join(done.stderr.split())
+    assert done.returncode and "nvcc was not found; set CUDA_HOME" in said
+    for package in ("cuda-nvcc", "cuda-crt", "cuda-cccl", "cuda-runtime", "nvvm"):
+        assert f"'nvidia-{package}==13.0.*'" in said
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the sets are those of x86-64")
+def test_instruction_sets(tmp_path: Path) -> None:
+    """A checkout compiles one set of CPU kernels, of this CPU, until others are asked for."""
+
+    def sets(asked: str) -> list[str]:
+        options = [f"-DFTBERT_CPU_ISAS={asked}"] if asked else []
+        command = ["cmake", "-S", ROOT, "-B", tmp_path, "-G", "Ninja", "-DFTBERT_CUDA=OFF", "-DFTBERT_TORCH=OFF", *options]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            return [" ".join(done.stderr.split())]
+        return sorted(set(re.findall(r"FTBERT_ISA=(\w+)", (tmp_path / "compile_commands.json").read_text())))
+
+    (native,) = sets("")
+    assert native == ("avx512_bf16" if build_info()["cpu_isa"] == "amx" else build_info()["cpu_isa"])
+    assert sets("avx2;avx512") == ["avx2", "avx512"]
+    assert sets("ALL") == ["avx2", "avx2_vnni", "avx512", "avx512_bf16", "avx512_vnni"]
+    (said,) = sets("sse9")
+    assert "FTBERT_CPU_ISAS: expected NATIVE, ALL or a list of avx2;avx2_vnni;avx512;" in said and "got sse9" in said
 
 
 def test_kernels_of_another_folder_are_those_that_would_be_compiled(tmp_path: Path) -> None:

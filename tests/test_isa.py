@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -64,6 +65,18 @@ def test_each_set_gives_the_same(tmp_path: Path) -> None:
     for vectors, blocks in made.values():
         np.testing.assert_allclose(vectors.numpy(), made["avx2"][0].numpy(), atol=1e-5)
         assert torch.equal(blocks, made["avx2"][1])
+
+
+@x86
+def test_a_set_that_was_not_built_is_named() -> None:
+    """A build of one set, held to less than that."""
+    if len(BUILT) == len(SETS):
+        pytest.skip("this build has all sets")
+    program = "from ftbert._library import build_info; build_info()"
+    held = {**os.environ, "FTBERT_MAX_CPU_ISA": "avx2"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=held)
+    said = f"this build has CPU kernels for {', '.join(BUILT)}, and FTBERT_MAX_CPU_ISA asks for avx2 or less"
+    assert done.returncode and said in done.stderr and "FTBERT_CPU_ISAS=ALL" in done.stderr
 
 
 @x86
