@@ -158,7 +158,7 @@ def test_metadata_name_the_torches_that_can_be_built_for(
     assert [re.sub("[>= ].*; *", "; ", text) for text in requires if text.startswith("onnx")] == ['onnx; extra == "onnx"']
 
 
-# Leaves a core where it was told to build, which says whether it found what it built before and for which CPUs.
+# Leaves a core in the folder of the build. The file says whether an earlier build was found there, and for which CPUs it is.
 CMAKE = """#!/bin/sh
 if [ "$1" = --version ]; then echo "cmake version 4.0.0"; exit; fi
 if [ "$1" = -S ]; then

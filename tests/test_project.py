@@ -62,9 +62,9 @@ def test_workflows_call_targets_of_make(path: Path) -> None:
             assert re.fullmatch(r"make [a-z0-9-]+( [A-Z]+=\S+)*", command) and command.split()[1] in targets, command
 
 
-def test_workflows_cover_lint_tests_and_pages() -> None:
+def test_workflows_cover_lint_tests_wheels_and_pages() -> None:
     runs = {step["run"] for path in WORKFLOWS for job in read(path)["jobs"].values() for step in job["steps"] if "run" in step}
-    assert {"make lint", "make test", "make docs"} <= runs
+    assert {"make lint", "make test", "make docs", "make wheels", "make wheels-test"} <= runs
 
 
 @pytest.mark.parametrize("path", FORMS, ids=lambda path: path.name)
