@@ -25,6 +25,8 @@ void clear_on_device(const Context<Cuda>& context, void* at, size_t bytes);
 inline void clear_on_device(const Context<Cpu>&, void* at, size_t bytes) { std::memset(at, 0, bytes); }
 
 // What every function of a GPU says in a build without CUDA.
-inline constexpr const char* kNoCuda = "this build of ftbert has no CUDA: rebuild with FTBERT_CUDA=ON (needs nvcc)";
+inline constexpr const char* kNoCuda =
+    "this build of ftbert has no CUDA: install its wheel for GPUs (+cu130), or rebuild with FTBERT_CUDA=ON (needs "
+    "nvcc)";
 
 }  // namespace ftbert

@@ -47,7 +47,9 @@ decltype(auto) dispatch(DeviceKind device, DType dtype, F&& f) {
   if (dtype == DType::fp32) return std::forward<F>(f)(Backend<Cuda, float>{});
   throw Error("on the GPU ftbert computes in fp32, fp16 or bf16, got " + std::string(to_string(dtype)));
 #else
-  throw Error("this build of ftbert has no CUDA; rebuild with FTBERT_CUDA=ON where nvcc is installed, or use the CPU");
+  throw Error(
+      "this build of ftbert has no CUDA; install its wheel for GPUs (+cu130), rebuild with FTBERT_CUDA=ON, or use the "
+      "CPU");
 #endif
 }
 

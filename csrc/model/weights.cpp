@@ -123,7 +123,8 @@ Weights<T> bind_weights(const ModelConfig& config, const WeightSource& source) {
                    .rounding = n.rounding};
   };
   const auto linear = [&](const std::string& name, const Shard& shard = {}) {
-    Linear<T> made{.weight = matrix(name + ".weight"), .bias = data(name + ".bias"), .input = {}, .shard = shard};
+    Linear<T> made{};
+    made.weight = matrix(name + ".weight"), made.bias = data(name + ".bias"), made.shard = shard;
     const WeightScales names = scales_of({name + ".weight", {}, true, made.weight.format});
     made.weight.scale = matrix(names.matrix).data;
     made.input = static_cast<const float*>(matrix(names.input).data);

@@ -170,7 +170,7 @@ FTBERT_C const char* ftbert_own_kernels() {
     std::string lines;
     for (const OwnKernel* kernel : own_kernels()) {
       lines += kernel->name;
-      for (const OwnVariant& variant : kernel->variants) lines += "\t" + std::string(variant.name());
+      for (const OwnVariant& variant : kernel->variants) lines.append("\t").append(variant.name());
       lines += "\n";
     }
     return lines;
