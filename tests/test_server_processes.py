@@ -122,7 +122,7 @@ def test_a_killed_worker_hurts_its_own_connections_only(server: Served, vectors:
     time.sleep(0.5)
     statuses = finish(load)
     assert set(statuses) <= {200, 503}
-    assert sum(one.lost for one in load) <= len(load)
+    assert all(one.lost <= 2 for one in load)  # a second time where it connects before the dead worker's socket is gone
     assert other.is_running()
     server.wait_ready()
 
