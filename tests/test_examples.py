@@ -1,7 +1,8 @@
-"""The model outside eager Python: TorchScript in another process and in C++, torch.compile, torch.export."""
+"""The model outside eager Python: TorchScript in another process and in C++, torch.compile, torch.export, AOTInductor."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import pickle
 import subprocess
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import make_bert
+from conftest import have_gpu, make_bert
 from families import make_model
 
 import ftbert
@@ -72,13 +73,30 @@ def test_saved_models_are_read_in_a_new_process(model: ftbert.Model, tmp_path: P
         assert torch.equal(got, expected)
 
 
-def test_scripted_module_in_cpp(model: ftbert.Model, tmp_path: Path) -> None:
-    sys.path.insert(0, str(ROOT / "examples" / "torchscript_cpp"))
+def in_folder(name: str, module: str) -> Any:
+    """A module beside an example's C++ program."""
+    sys.path.insert(0, str(ROOT / "examples" / name))
     try:
-        from save_and_compare import compare
+        return importlib.import_module(module)
     finally:
         sys.path.pop(0)
-    assert compare(model, tmp_path / "build") == 0
+
+
+def test_scripted_module_in_cpp(model: ftbert.Model, tmp_path: Path) -> None:
+    assert in_folder("torchscript_cpp", "save_and_compare").compare(model, tmp_path / "build") == 0
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not have_gpu(), reason="no GPU"))])
+def test_package_of_aotinductor_in_cpp(device: str, tmp_path: Path) -> None:
+    """Two batches of other sizes and lengths; an error of the binding; no Python behind the program."""
+    difference = in_folder("aoti_cpp", "package_and_compare").compare(ftbert.load(make_bert(), device=device), tmp_path)
+    assert difference <= (0 if device == "cpu" else 1e-6)
+    program, library = tmp_path / "run_package", ftbert.library_path()
+    command = [program, library, tmp_path / "model.pt2"]
+    done = subprocess.run(command, input="7 " * 1000, capture_output=True, text=True, check=False, env={})
+    assert done.returncode == 1 and "sequence of 1000 tokens: the model has positions for" in done.stderr
+    linked = subprocess.run(["ldd", program, library], capture_output=True, text=True, check=True).stdout
+    assert "libtorch_cpu.so" in linked and "libpython" not in linked and "libtorch_python" not in linked
 
 
 def test_core_example_in_cpp(tmp_path: Path) -> None:
@@ -255,3 +273,33 @@ class Named(torch.nn.Module):
 def test_export_of_arguments_by_name(model: ftbert.Model) -> None:
     module = Named(model)
     assert torch.equal(torch.export.export(module, (IDS, MASK)).module()(IDS, MASK), module(IDS, MASK))
+
+
+class Packed(torch.nn.Module):
+    """Packed ids, with the longest length as a tensor or as an int."""
+
+    def __init__(self, model: ftbert.Model) -> None:
+        super().__init__()
+        self.module = model.module
+
+    def forward(self, ids: torch.Tensor, cu: torch.Tensor, longest: Any) -> torch.Tensor:
+        longest = longest.item() if isinstance(longest, torch.Tensor) else longest
+        hidden: torch.Tensor = self.module.forward_packed(ids, cu, longest)
+        return hidden
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("longest", [torch.tensor(7), 7], ids=["tensor", "int"])
+def test_package_of_packed_ids(longest: torch.Tensor | int, tmp_path: Path) -> None:
+    packed, ids = Packed(ftbert.load(make_bert(), device="cpu")), IDS[MASK.bool()]
+    inputs, file = (ids, torch.tensor([0, 5, 12], dtype=torch.int32), longest), str(tmp_path / "model.pt2")
+    third = torch.export.Dim.DYNAMIC if isinstance(longest, int) else None
+    axes = ({0: torch.export.Dim("tokens")}, {0: torch.export.Dim("ends")}, third)
+    torch._inductor.aoti_compile_and_package(torch.export.export(packed, inputs, dynamic_shapes=axes), package_path=file)
+    if isinstance(longest, int):  # docs/cpp.md says so; where torch has learnt it, page and test change
+        with pytest.raises(RuntimeError, match="as_int or as_sym_int for argument 5 but got as_none"):
+            torch._inductor.aoti_load_package(file)
+        return
+    program = torch._inductor.aoti_load_package(file)
+    for given in (inputs, (torch.arange(5, 25), torch.tensor([0, 9, 12, 20], dtype=torch.int32), torch.tensor(9))):
+        assert torch.equal(program(*given), packed(*given))

@@ -153,7 +153,7 @@ CHECKS = {
     "ftbert": check_ftbert, "make": check_make, "pip": check_pip, "docker": check_files, "kubectl": check_files,
     "cmake": check_files, "python": check_files, "torchrun": check_files, "curl": check_nothing,
     "build-example/run_scripted": check_nothing, "build-core-example/tiny_encoder": check_nothing,
-    "sort": check_nothing,
+    "build-aoti/run_package": check_nothing, "printf": check_nothing, "sort": check_nothing,
 }  # fmt: skip
 
 
