@@ -50,7 +50,7 @@ def load_library() -> None:
     try:
         torch.ops.load_library(str(path))
     except OSError as error:
-        raise ImportError(_why_not(path, error)) from error
+        raise ImportError(_why_not(path, str(error.__cause__ or error))) from error  # torch says less than its cause
     from ftbert import _fake
 
     _fake.register()
@@ -64,15 +64,15 @@ def core_library() -> ctypes.CDLL:
     return ctypes.CDLL(str(_FOLDER / _CORE))
 
 
-def _why_not(path: Path, error: OSError) -> str:
+def _why_not(path: Path, error: str) -> str:
     this, cuda = f"torch {torch.__version__}", str(build_record().get("cuda", ""))
-    if "libcublasLt" in str(error):
+    if "libcublasLt" in error:
         theirs, major = f"CUDA {torch.version.cuda}" if torch.version.cuda else "none", cuda.partition(".")[0]
         return (
             f"this build of ftbert has CUDA {cuda} and takes cuBLAS from torch's packages, but {this} has {theirs} "
             f"({error}); install a torch for CUDA {major}, `pip install nvidia-cublas`, or ftbert's wheel for the CPU"
         )
-    if "GLIBC" in str(error):
+    if "GLIBC" in error:
         return f"this system is too old for this wheel of ftbert ({error}); it needs Ubuntu 22.04, Debian 12 or later"
     release = torch_release(torch.__version__)
     return (

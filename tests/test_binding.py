@@ -122,12 +122,20 @@ def test_a_checkout_says_make_build(folder: Path) -> None:
 
 def test_words_of_a_library_that_does_not_load(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_library, "build_record", lambda: {"cuda": "13.0"})
-    missing = OSError("libcublasLt.so.13: cannot open shared object file: No such file or directory")
+    missing = "libcublasLt.so.13: cannot open shared object file: No such file or directory"
     monkeypatch.setattr("torch.version.cuda", "12.8")
     said = _library._why_not(folder / "libftbert_torch-2.9.so", missing)
     assert "this build of ftbert has CUDA 13.0" in said and "has CUDA 12.8" in said and "torch for CUDA 13" in said
-    said = _library._why_not(folder / "x.so", OSError("libstdc++.so.6: version `GLIBCXX_3.4.30' not found"))
+    said = _library._why_not(folder / "x.so", "libstdc++.so.6: version `GLIBCXX_3.4.30' not found")
     assert said.startswith("this system is too old for this wheel of ftbert")
+
+
+def test_the_loaders_words_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch wraps them in an error that names the file alone."""
+    (tmp_path / "broken.so").write_text("no library")
+    monkeypatch.setattr(_library, "library_path", lambda: tmp_path / "broken.so")
+    with pytest.raises(ImportError, match="broken.so does not load with torch .*(file too short|invalid ELF header)"):
+        _library.load_library.__wrapped__()
 
 
 def test_without_torch() -> None:
