@@ -114,7 +114,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   constexpr int kStages = PersistentMemory<A>::kStages, kWarpBytes = PersistentMemory<A>::kWarpBytes;
   extern __shared__ char unaligned_memory[];
   char* const memory = unaligned_memory + (1024 - shared_address(unaligned_memory) % 1024) % 1024;
-  const uint32_t base = shared_address(memory);
+  // Read once: the compiler would work it out anew in each step.
+  const uint32_t base = __shfl_sync(~0u, shared_address(memory), 0);
   Ring<kStages, 4 * kBlocks> ring{base + kStages * kStageBytes + 8 * kWarpBytes};  // readers: warps of all blocks
   // As the compiler sees, the same for all lanes: what follows from it stays in uniform registers.
   const int all_warps = __shfl_sync(~0u, static_cast<int>(threadIdx.x / 32), 0), warpgroup = all_warps / 4;

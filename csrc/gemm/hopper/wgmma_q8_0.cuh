@@ -216,20 +216,24 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
       named_barrier_wait(1 + group, 128);
       with_activation(work.activation, [&](auto kind) {
         constexpr Activation kActivation = decltype(kind)::value;
-        const bool gated = work.gate == Gate::pairs;
-        const Result to_c{work.c, work.m, work.n};
-        const int pieces = gated ? 4 : 8;
-        for (int i = threadIdx.x % 128; i < Shape::kStagedTokens * pieces; i += 128) {
-          const int token = i / pieces, column = i % pieces * (64 / pieces);
-          const int64_t row = token0 + chunk + token;
-          const auto* const from = reinterpret_cast<const E*>(own + token * Shape::kStagedRow) + column;
-          const Packed<E, 8> packs[2] = {Packed<E, 8>::load(from),
-                                         gated ? Packed<E, 8>::load(from + 8) : Packed<E, 8>::zero()};
-          if (gated)
-            to_c.put<E, E, kActivation, Gate::pairs>(packs, row, row0 + column);
-          else
-            to_c.put<E, E, kActivation, Gate::none>({packs[0]}, row, row0 + column);
-        }
+        const auto store = [&]<Gate kGate>() {
+          constexpr int kPacks = kGate == Gate::pairs ? 2 : 1, kPieces = 8 / kPacks;
+          const Result<E, kGate> to_c{work.c, work.m, work.n};
+          E* const first = to_c.row(token0 + chunk);
+          const int tokens = work.m - token0 - chunk;
+          for (int i = threadIdx.x % 128; i < Shape::kStagedTokens * kPieces; i += 128) {
+            const int token = i / kPieces, column = i % kPieces * 8 * kPacks;
+            const auto* const from = reinterpret_cast<const E*>(own + token * Shape::kStagedRow) + column;
+            Packed<E, 8> packs[kPacks];
+#pragma unroll
+            for (int p = 0; p < kPacks; ++p) packs[p] = Packed<E, 8>::load(from + p * 8);
+            to_c.template put<E, kActivation>(packs, first, token, tokens, row0 + column);
+          }
+        };
+        if (work.gate == Gate::pairs)
+          store.template operator()<Gate::pairs>();
+        else
+          store.template operator()<Gate::none>();
       });
     }
   }

@@ -115,30 +115,37 @@ struct SwizzledRows {
 };
 
 // C, in E4M3 with 1 / its scale: of sums [m, n], with a gate [m, n / 2].
+template <class C, Gate kGate>
 struct Result {
+  static constexpr int kOfOne = kGate == Gate::pairs ? 2 : 1;  // sums
+
   void* c;
   int64_t m;
   int n;
   float inverse = 1;
 
-  // Sums of 8 * kPacks columns.
-  template <class E, class C, Activation kActivation, Gate kGate, int kPacks>
-  __device__ void put(const Packed<E, 8> (&packs)[kPacks], int64_t row, int column) const {
-    constexpr int kOfOne = kGate == Gate::pairs ? 2 : 1;  // sums
+  __device__ int width() const { return n / kOfOne; }
+  // Where row `row` begins.
+  __device__ C* row(int64_t row) const { return static_cast<C*>(c) + row * width(); }
+  // Sums of 8 * kPacks columns, to row `row` of `rows` that begin at `first`.
+  template <class E, Activation kActivation, int kPacks>
+  __device__ void put(const Packed<E, 8> (&packs)[kPacks], C* first, int row, int rows, int column) const {
     const auto stored = finished<E, C, kActivation, kGate>(packs, inverse);
-    if (row < m && column < n)
-      *reinterpret_cast<std::remove_cv_t<decltype(stored.bits)>*>(
-          static_cast<char*>(c) + (row * (n / kOfOne) + column / kOfOne) * static_cast<int>(sizeof(C))) = stored.bits;
+    if (row < rows && column < n)
+      *reinterpret_cast<std::remove_cv_t<decltype(stored.bits)>*>(first + (int64_t{row} * width() + column / kOfOne)) =
+          stored.bits;
   }
 };
 
 // 16 rows that a warp has staged, from (row0, column0) on. kMostPacks: that become one access.
 template <class Staging, class E, class C, Activation kActivation, Gate kGate, int kMostPacks = Staging::kMostPacks>
-__device__ void store_staged(const char* shared, const Result& to, int64_t row0, int column0) {
+__device__ void store_staged(const char* shared, const Result<C, kGate>& to, int64_t row0, int column0) {
   constexpr int kPacks = std::is_same_v<C, E> && kGate == Gate::none ? 1 : kMostPacks;
+  const int rows = static_cast<int>(min(int64_t{16}, to.m - row0));
+  C* const first = to.row(row0);
   __syncwarp();
   Staging::template each<E, C, kPacks>(shared, [&](int row, int column, const Packed<E, 8>(&packs)[kPacks]) {
-    to.put<E, C, kActivation, kGate>(packs, row0 + row, column0 + column);
+    to.template put<E, kActivation>(packs, first, row, rows, column0 + column);
   });
 }
 
@@ -175,7 +182,7 @@ struct Store {
   static constexpr int kVectors = 0;
 
   const Arguments& arguments;
-  Result to;
+  Result<C, kGate> to;
   int64_t row0 = 0;
   int column0 = 0;
   Bias bias;

@@ -185,7 +185,7 @@ struct TurnInRegisters {
   static_assert(16 * kApart == kHead);
 
   const Arguments& arguments;
-  Result to;
+  Result<E, Gate::none> to;
   int64_t row0 = 0;
   int column0 = 0;
   int begin = 0;  // angles_of the row that has this lane's number, of 16 and of those 64 rows further on
