@@ -49,6 +49,7 @@ def compare(model: ftbert.Model, folder: Path) -> float:
 
 def first_rows(model: ftbert.Model, batch: list[list[int]]) -> torch.Tensor:
     ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(text) for text in batch], batch_first=True)
+    ids = ids.to(model.encoder.device())
     hidden: torch.Tensor = model.module(ids, (ids != 0).long())[0]
     return hidden[:, 0].float().cpu()
 
