@@ -372,13 +372,14 @@ bench-avx2: build models  ## the same in fp32 as on a CPU without AVX-512: it is
 # On a machine with a GPU: nothing is installed or fetched; the Python must have torch, transformers and pytest.
 gpu-build:
 	cmake -S . -B build-gpu $$(command -v ninja >/dev/null && echo -G Ninja) $(filter-out -G Ninja,$(CMAKE_OPTIONS)) \
-	  -DFTBERT_CUDA=ON -DFTBERT_TEST_OPS=ON -DPython3_EXECUTABLE=$(PYTHON)
+	  -DFTBERT_CUDA=ON -DFTBERT_TEST_OPS=ON -DPython3_EXECUTABLE=$(PYTHON) \
+	  $(if $(FTBERT_CUDA_ARCHS),,-UFTBERT_CUDA_ARCHS)
 	cmake --build build-gpu --parallel
 
 # Kernels of one GPU that wait for another's: beside other processes, which take turns on a GPU, they wait for long.
 RANK_TESTS = tests/test_tensor_parallel.py tests/test_process_ranks.py
 
-gpu-test: gpu-build  ## pytest on the GPU, or on all (PYTHON=python3: nothing is installed)
+gpu-test: gpu-build  ## pytest on the GPU, or on all (PYTHON=python3: nothing is installed); FTBERT_MAX_GPU=80 holds it
 	FTBERT_TEST_DEVICE=cuda OMP_NUM_THREADS=2 $(PYTHON) -m pytest $(addprefix --ignore ,$(RANK_TESTS)) \
 	  $$($(PYTHON) -c 'import torch, xdist; print("--dist worksteal -n", 6 * max(1, torch.cuda.device_count()))' \
 	  2>/dev/null) $(ARGS)

@@ -52,6 +52,8 @@ from points import MODERN, SHAPES, make_batch, parse_point, reference_model, usu
 from runtimes import RUNTIMES  # noqa: E402
 from sustained import sustained  # noqa: E402
 
+from ftbert.gpus import Gpu  # noqa: E402
+
 RUN_DTYPES = DTYPES | {word: dtype for dtype, word in EIGHT_BITS.items()}
 LONG = 4e-4  # seconds: where the fastest peer takes as long, power may count
 SHORT, SETTLED = 0.02, 0.04  # seconds: what events cost does not count; the clock has settled
@@ -82,8 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.threads:
         torch.set_num_threads(options.threads)
     device, dtype = torch.device(options.device), RUN_DTYPES[options.dtype]
-    if dtype == E4M3 and (device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0)):
-        parser.error("--dtype fp8 needs --device cuda and a GPU of compute capability 9.0")
+    if dtype == E4M3 and (device.type != "cuda" or not Gpu.of(device).warpgroups):
+        parser.error("--dtype fp8 needs --device cuda and a GPU of compute capability 9.0, not held to a lesser one")
     if dtype == torch.int8 and device.type != "cpu":
         parser.error("--dtype int8 needs --device cpu")
     usual = usual_points(device, options.dtype)

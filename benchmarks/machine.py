@@ -50,10 +50,12 @@ def provenance(device: torch.device, dtype: str, **more: Any) -> dict[str, Any]:
     }
     if device.type == "cuda":
         from ftbert._library import build_info
+        from ftbert.gpus import Gpu
         from ftbert.tuning import gemm_table
 
         facts |= {
             "gpu": torch.cuda.get_device_name(device),
+            "capability": Gpu.of(device).told,
             "cuda": torch.version.cuda,
             "driver": _nvidia_smi("driver_version"),
             "clocks": {

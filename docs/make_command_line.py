@@ -35,6 +35,7 @@ ENVIRONMENT = {
     "FTBERT_DEFERRED_NORM": "`off`: norms are kernels of their own ([speed.md](speed.md#deferred-norms))",
     "FTBERT_GEMM_TABLE": "a table of products; `off`: none ([tuning.md](tuning.md))",
     "FTBERT_MAX_CPU_ISA": "the most that the CPU's kernels may use ([install.md](install.md))",
+    "FTBERT_MAX_GPU": "the most that the kernels for GPUs may use: 75, 80, 86, 89, 90 ([install.md](install.md#gpus))",
     "FTBERT_PEER_MEMORY": "`off`: sums over GPUs go through NCCL ([several_gpus.md](several_gpus.md))",
     "FTBERT_TOKENIZER": "`tokenizers`: leaves the faster tokenizer out ([install.md](install.md))",
     "FTBERT_VERIFY": "`off`: weights are not compared with their checksums",

@@ -10,8 +10,8 @@ from ftbert._library import build_info, load_library
 from ftbert.caller import warn_caller
 from ftbert.dtypes import EIGHT_BITS, FP8, Q8_0, Dtype, users_word
 from ftbert.formats import format_of
+from ftbert.gpus import Gpu
 
-_HOPPER = (9, 0)  # compute capability
 # What products on the CPU have beside float32, and what is faster where that is.
 _COMPARED: dict[Dtype, tuple[str, str]] = {
     torch.bfloat16: ("bf16", "dtype='fp32' or 'auto'"),
@@ -79,6 +79,8 @@ def check_dtype(device: torch.device, dtype: Dtype) -> None:
     """ValueError for an element type that ftbert does not compute in on this device."""
     if dtype in EIGHT_BITS.values():
         _check_stored(device, dtype)
+    if device.type == "cuda" and dtype == torch.bfloat16 and not _has_bf16(gpu := Gpu.of(device)):
+        raise ValueError(f"bf16 needs a GPU of compute capability 8.0 or above; {_told(device, gpu)}")
     if device.type != "cpu" or dtype in (torch.float32, Q8_0):
         return
     if dtype == torch.float16:
@@ -108,15 +110,23 @@ def _check_stored(device: torch.device, dtype: Dtype) -> None:
         return
     if not stored.on_gpus:
         raise ValueError(f"{word} is for the CPU; {device} computes in fp16, bf16 or fp32, on Hopper in fp8 too")
-    major, minor = torch.cuda.get_device_capability(device)
-    if not stored.first_gpu <= 10 * major + minor <= stored.last_gpu:
-        name = torch.cuda.get_device_name(device)
-        raise ValueError(f"{needed}; {device}, {name} of {major}.{minor}, computes in fp16, bf16 or fp32")
+    gpu = Gpu.of(device)
+    if gpu.capability < stored.first_gpu or gpu.device_capability > stored.last_gpu:
+        raise ValueError(f"{needed}; {_told(device, gpu)}")
+
+
+def _has_bf16(gpu: Gpu) -> bool:
+    return gpu.capability >= format_of(torch.bfloat16).first_gpu
+
+
+def _told(device: torch.device, gpu: Gpu) -> str:
+    types = "fp16, bf16 or fp32" if _has_bf16(gpu) else "fp16 or fp32"
+    return f"{device}, {torch.cuda.get_device_name(device)} of {gpu.told}, computes in {types}"
 
 
 def q8_0_is_fast(device: torch.device) -> bool:
     """Whether products of few rows read q8_0 as it is. GPUs but Hopper make 16-bit weights of it at each of them."""
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) == _HOPPER
+    return device.type != "cuda" or bool(Gpu.of(device).warpgroups)
 
 
 def check_range(embedding_scale: float, dtype: Dtype) -> None:
@@ -131,8 +141,11 @@ def check_range(embedding_scale: float, dtype: Dtype) -> None:
 
 def stored_dtype(device: torch.device, stored: torch.dtype) -> torch.dtype:
     """What dtype="auto" is for weights that are stored in `stored`. Nothing of them is lost (float64 aside): on a GPU
-    it is their own type, on the CPU for weights in bf16 the faster of bf16 and float32, which holds all else."""
+    it is their own type, or float32 for bf16 where the GPU has no products in that; on the CPU for weights in bf16 the
+    faster of bf16 and float32, which holds all else."""
     if device.type == "cuda":
+        if stored == torch.bfloat16 and not _has_bf16(Gpu.of(device)):
+            return torch.float32
         return stored if stored in (torch.float16, torch.bfloat16) else torch.float32
     if stored != torch.bfloat16 or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return torch.float32

@@ -66,8 +66,8 @@ def load(
     torch.distributed's default group, each on its own device, which all make the same calls. "tensor": each has a share
     of every layer. "pipeline": each has some of the layers, and the first the embeddings and the heads; ids and results
     lie there. Large calls go through in parts of whole sequences; one that has its mask or cu_seqlens on a GPU then
-    waits for them. `generate` refuses several processes so. dtype: fp32, fp16 (GPU only), bf16, fp8 (compute capability
-    9.0 only), int8 (CPUs with VNNI, AVX-VNNI or AMX), q8_0 (GPUs from compute capability 8.0 on, CPUs); on the CPU bf16
+    waits for them. `generate` refuses several processes so. dtype: fp32, fp16 (GPU only), bf16 and q8_0 (GPUs from
+    compute capability 8.0 on, CPUs), fp8 (9.0 only), int8 (CPUs with VNNI, AVX-VNNI or AMX); on the CPU bf16
     is that of the matrix products' operands, with float sums: all else and the results are float32. None: "auto" for
     folders that were quantized or converted to a dtype and for quantised decoders, else fp32. "auto": as the weights
     are stored, q8_0 for a decoder whose GGUF file has most of them quantised; on the CPU fp32, or for bf16 the faster

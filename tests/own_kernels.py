@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import torch
+from conftest import have_gpu
 
 from ftbert.dtypes import DTYPES
+from ftbert.gpus import Gpu
 from ftbert.tuning import Product, described, tuner_module
 
 _module = tuner_module()
@@ -14,5 +15,9 @@ WORDS = {dtype: word for word, dtype in DTYPES.items()}
 
 def supports(kernel: str, variant: str, product: Product, m: int) -> bool:
     """On this GPU."""
-    gpu = torch.cuda.get_device_properties("cuda")
-    return bool(_module.supports((10 * gpu.major + gpu.minor, gpu.multi_processor_count), kernel, variant, described(product, m)))
+    return bool(_module.supports(Gpu.of("cuda"), kernel, variant, described(product, m)))
+
+
+def have_warpgroups() -> bool:
+    """Whether Hopper's kernels run on this GPU: it is one, this build has their code, and it is not held to a lesser GPU."""
+    return have_gpu() and bool(Gpu.of("cuda").warpgroups)

@@ -66,6 +66,7 @@ def valid(name: str, device: str) -> list[Any]:
         "batch_norm_backward": [x, floats(6, 64), None, columns.new_zeros(12), vector, vector, vector, vector.square(), 1e-5, "relu", True, [True, True, True]],
         "batch_norm_statistics": [x, floats(64), floats(64), index[1:2].clone(), 0.1],
         "build_info": [],
+        "gpu": [0],
         "busy_cores": [],
         "follow_busy_cores": [True, False],
         "byte_rows": [x, vector],

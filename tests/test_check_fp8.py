@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import have_gpu, randomise
+from conftest import randomise
+from own_kernels import have_warpgroups
 from stub_model import Mirror
 from tokenizers_offline import folder_of, sentence_folder
 
@@ -231,7 +232,7 @@ def computes(word: str) -> bool:
     """Whether a device of this machine does."""
     if word == "int8":
         return build_info()["cpu_int8"] != "none"
-    return have_gpu() and torch.cuda.get_device_capability() == (9, 0)
+    return have_warpgroups()
 
 
 @pytest.mark.parametrize(("word", "device"), [("fp8", "cuda"), ("int8", "cpu")])

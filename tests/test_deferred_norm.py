@@ -12,15 +12,16 @@ import pytest
 import torch
 from calls import SHAPES, check_sizes, layernorms, packed
 from compare import assert_close
-from conftest import have_gpu, make_bert
+from conftest import make_bert
 from families import SIZES, WIDE, make_model, make_wide
+from own_kernels import have_warpgroups
 
 import ftbert
 from ftbert.converters.families import FAMILIES
 from ftbert.tuning import Product, Row, gemm_table
 
 pytestmark = pytest.mark.skipif(
-    not have_gpu() or torch.cuda.get_device_capability() != (9, 0), reason="no GPU with warpgroup instructions"
+    not have_warpgroups(), reason="no GPU with warpgroup instructions"
 )
 
 HALF = torch.float16

@@ -7,16 +7,15 @@ import math
 import pytest
 import reference as exact
 import torch
-from conftest import have_gpu
 from norm_rules import LAYER, RULES, Rule
-from own_kernels import VARIANTS, WORDS, supports
+from own_kernels import VARIANTS, WORDS, have_warpgroups, supports
 from torch import Tensor
 
 from ftbert._library import load_library
 from ftbert.tuning import WITH_LAYERNORM, WITH_NORM, WITH_PRENORM, Bench, Product
 
 pytestmark = pytest.mark.skipif(
-    not have_gpu() or torch.cuda.get_device_capability() != (9, 0), reason="no GPU with warpgroup instructions"
+    not have_warpgroups(), reason="no GPU with warpgroup instructions"
 )
 
 load_library()

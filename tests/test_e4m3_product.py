@@ -11,7 +11,7 @@ import pytest
 import reference
 import torch
 from conftest import Place
-from own_kernels import VARIANTS, WORDS, supports
+from own_kernels import VARIANTS, WORDS, have_warpgroups, supports
 from torch import Tensor
 
 from ftbert._library import load_library
@@ -29,7 +29,7 @@ MEAN, MOST = 0.003, 0.02
 
 @pytest.fixture
 def hopper(place: Place) -> Place:
-    if place.device == "cpu" or place.dtype == torch.float32 or torch.cuda.get_device_capability() != (9, 0):
+    if place.device == "cpu" or place.dtype == torch.float32 or not have_warpgroups():
         pytest.skip("for 16-bit streams on Hopper")
     return place
 
@@ -260,7 +260,7 @@ def arguments(device: str, dtype: torch.dtype, **others: Any) -> list[Any]:
 
 def test_elsewhere_it_is_refused(place: Place) -> None:
     """On the CPU, on other GPUs than Hopper, beside fp32."""
-    if place.device == "cuda" and place.dtype != torch.float32 and torch.cuda.get_device_capability() == (9, 0):
+    if place.device == "cuda" and place.dtype != torch.float32 and have_warpgroups():
         pytest.skip("is computed")
     words = f"no product on {place.device} multiplies {WORDS[place.dtype]} by a matrix stored as e4m3"
     with pytest.raises(RuntimeError, match=words):

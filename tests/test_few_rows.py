@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import have_gpu
-from own_kernels import VARIANTS
+from own_kernels import VARIANTS, have_warpgroups
 from torch import Tensor
 from torch.nn.functional import gelu, silu
 
@@ -20,7 +19,7 @@ from ftbert._library import load_library
 from ftbert.decoding.decoder import decoder_of
 
 pytestmark = pytest.mark.skipif(
-    not have_gpu() or torch.cuda.get_device_capability() != (9, 0), reason="no GPU with bulk copies"
+    not have_warpgroups(), reason="no GPU with bulk copies"
 )
 
 load_library()

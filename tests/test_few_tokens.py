@@ -10,15 +10,15 @@ import pytest
 import torch
 from calls import SHAPES, check_against_transformers, check_on_threads, check_sizes, inputs, layernorms, packed
 from compare import assert_close
-from conftest import Place, have_gpu, make_bert
+from conftest import Place, make_bert
 from families import WIDE, make_wide
-from own_kernels import VARIANTS, WORDS
+from own_kernels import VARIANTS, WORDS, have_warpgroups
 
 import ftbert
 from ftbert.tuning import WGMMA_TILE, Bench, Row, choice_of, gemm_table, products, without_norm
 
 pytestmark = pytest.mark.skipif(
-    not have_gpu() or torch.cuda.get_device_capability() != (9, 0), reason="no GPU with warpgroup instructions"
+    not have_warpgroups(), reason="no GPU with warpgroup instructions"
 )
 
 HALF = torch.float16

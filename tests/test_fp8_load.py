@@ -19,9 +19,10 @@ from ftbert import building, cli, devices
 from ftbert import model as models
 from ftbert.checkpoint import Checkpoint, fits_8_bits
 from ftbert.converters import open_checkpoint
-from ftbert.devices import check_dtype, stream_dtype
-from ftbert.dtypes import DTYPES, EIGHT_BITS, FP8, INT8, MATRIX_DTYPES, parse_dtype, users_word
+from ftbert.devices import check_dtype, q8_0_is_fast, stored_dtype, stream_dtype
+from ftbert.dtypes import DTYPES, EIGHT_BITS, FP8, INT8, MATRIX_DTYPES, Q8_0, parse_dtype, users_word
 from ftbert.formats import formats
+from ftbert.gpus import Gpu
 from ftbert.quantization import (
     cache,
     live_in_8_bits,
@@ -56,11 +57,14 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """gpu(capability): this machine seems to have such a GPU, until something is to be computed there."""
+    """gpu(capability, held): this machine seems to have such a GPU, held to a lesser one, until something is to be
+    computed there."""
 
-    def seem(capability: tuple[int, int]) -> None:
+    def seem(capability: tuple[int, int], held: int = 0) -> None:
+        own = 10 * capability[0] + capability[1]
+        seen = Gpu(held or own, 132, own, warpgroups=own == 90 and not held)
         monkeypatch.setattr(devices, "check_device", torch.device)
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+        monkeypatch.setattr(Gpu, "of", staticmethod(lambda device: seen))
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA Fake")
 
     return seem
@@ -126,12 +130,27 @@ def test_other_devices_are_refused(folder: Path, gpu: Any, made: list[str], capa
 @pytest.mark.parametrize(
     "word,capability,refused",
     [("fp8", (9, 0), ""), ("fp8", (8, 9), "capability 9.0 "), ("q8_0", (8, 0), ""), ("q8_0", (12, 0), ""),
-     ("q8_0", (7, 5), "capability 8.0 or above"), ("int8", (9, 0), "is for the CPU"), ("bf16", (7, 0), "")],
+     ("q8_0", (7, 5), "capability 8.0 or above"), ("int8", (9, 0), "is for the CPU"), ("bf16", (8, 0), ""), ("fp16", (7, 5), ""),
+     ("bf16", (7, 5), "8.0 or above; cuda:0, NVIDIA Fake of 7.5, computes in fp16 or fp32")],
 )  # fmt: skip
 def test_the_table_of_formats_says_which_gpus(gpu: Any, word: str, capability: tuple[int, int], refused: str) -> None:
     gpu(capability)
     with pytest.raises(ValueError, match=refused) if refused else nullcontext():
         check_dtype(GPU, parse_dtype(word))
+
+
+def test_a_held_gpu_computes_what_the_lesser_one_does(gpu: Any) -> None:
+    gpu((9, 0), held=80)
+    with pytest.raises(ValueError, match=r"9\.0 \(H100, H200\); cuda:0, NVIDIA Fake of 9\.0 \(held to 8\.0\), computes"):
+        check_dtype(GPU, FP8)
+    check_dtype(GPU, torch.bfloat16)
+    check_dtype(GPU, Q8_0)
+    assert not q8_0_is_fast(GPU) and stored_dtype(GPU, torch.bfloat16) == torch.bfloat16
+    gpu((9, 0), held=75)
+    assert stored_dtype(GPU, torch.bfloat16) == torch.float32 and stored_dtype(GPU, torch.float16) == torch.float16
+    gpu((12, 0), held=90)  # PTX for 9.0 has no warpgroup instructions
+    with pytest.raises(ValueError, match=r"NVIDIA Fake of 12\.0 \(held to 9\.0\), computes in fp16, bf16 or fp32"):
+        check_dtype(GPU, FP8)
 
 
 def test_the_table_of_formats_is_the_cores() -> None:

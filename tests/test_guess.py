@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
+from own_kernels import have_warpgroups
 
 from ftbert.tuning import WGMMA_TILE, WITH_LAYERNORM, WITH_PRENORM, Bench, Product, Row, choice_of, gemm_table
 
@@ -22,7 +23,7 @@ def no_table() -> Iterator[None]:
 
 
 def on_hopper() -> None:
-    if torch.cuda.get_device_capability() != (9, 0):
+    if not have_warpgroups():
         pytest.skip("the products that are guessed are Hopper's")
 
 

@@ -10,7 +10,7 @@ import reference
 import torch
 from compare import ONE_SUM, assert_close
 from conftest import Place
-from own_kernels import VARIANTS, WORDS, supports
+from own_kernels import VARIANTS, WORDS, have_warpgroups, supports
 
 from ftbert._library import load_library
 from ftbert.checkpoint import activations
@@ -361,7 +361,7 @@ def test_what_own_kernels_support(place: Place) -> None:
     """Among those for one product there are always some on Hopper; for fp32 and mixed types there are none."""
     sixteen_bit(place)
     word, all_of_them = WORDS[place.dtype], [(kernel, variant) for kernel in VARIANTS for variant in VARIANTS[kernel]]
-    hopper = torch.cuda.get_device_capability() == (9, 0)
+    hopper = have_warpgroups()
     for m, kernel in ((64, "wgmma_tile"), (8192, "wgmma_persistent"), (8192, WITH_LAYERNORM), (8192, WITH_PRENORM)):
         norm = {"layernorm": kernel == WITH_LAYERNORM, "prenorm": kernel == WITH_PRENORM}
         asked = Product(word, 768, 768, True, **norm)
@@ -375,7 +375,7 @@ def test_what_own_kernels_support(place: Place) -> None:
 
 def hopper(place: Place) -> None:
     sixteen_bit(place)
-    if torch.cuda.get_device_capability() != (9, 0):
+    if not have_warpgroups():
         pytest.skip("for Hopper")
 
 

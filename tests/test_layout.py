@@ -44,6 +44,7 @@ PYTHON = (
     "checkpoint",
     "devices",
     "formats",
+    "gpus",
     "forked",
     "progress",
     "_library",

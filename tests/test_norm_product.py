@@ -22,10 +22,10 @@ from calls import (
     ragged,
 )
 from compare import assert_close
-from conftest import Place, first_of, have_gpu, make_bert
+from conftest import Place, first_of, make_bert
 from families import make_model
 from norm_rules import RMS, RULES, Rule
-from own_kernels import VARIANTS, WORDS, supports
+from own_kernels import VARIANTS, WORDS, have_warpgroups, supports
 
 import ftbert
 from ftbert._library import load_library
@@ -45,7 +45,7 @@ from ftbert.tuning import (
 from ftbert.tuning.gemm_table import add_rows
 
 pytestmark = pytest.mark.skipif(
-    not have_gpu() or torch.cuda.get_device_capability() != (9, 0), reason="no GPU with warpgroup instructions"
+    not have_warpgroups(), reason="no GPU with warpgroup instructions"
 )
 
 load_library()

@@ -32,6 +32,8 @@ def test_valid_calls_return(device: str, name: str) -> None:
     arguments = valid(name, device)
     if name in ("byte_rows", "pack_weight", "quantize_q8_1") and device == "cuda":
         pytest.skip("on float32 for the CPU alone")
+    if name == "gpu" and device == "cpu":
+        pytest.skip("of a GPU")
     getattr(ops, name)(*arguments)
 
 
@@ -56,6 +58,7 @@ WRONG: list[tuple[str, int, Any, str]] = [
     ("add_bias_input_layernorm", 6, "batch", "kind: expected layer or rms, got batch"),
     ("add_bias_input_layernorm", 6, "layer", "kind: expected rms beside an offset or before_gamma"),
     ("add_bias_input_layernorm", 8, "twice", "rounding: expected once or before_gamma, got twice"),
+    ("gpu", 0, 2**32, "device: expected 0 to 2147483647, got 4294967296"),
     ("argmax", 0, torch.zeros(6, 0), "vocab: expected 1 to 2147483647, got 0"),
     ("argmax", 0, torch.zeros(64, 6).t(), "logits: expected a contiguous tensor of rank 2"),
     ("attention", 1, i32(0, 4, 7), r"end by 6 .* got 4 then 7 at \[2\]"),
@@ -121,7 +124,7 @@ EXOTIC: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", EXOTIC)
-@pytest.mark.parametrize("name", [name for name in op_names() if name not in ("build_info", "busy_cores", "follow_busy_cores", "table", "read_config")])
+@pytest.mark.parametrize("name", [name for name in op_names() if name not in ("build_info", "busy_cores", "follow_busy_cores", "gpu", "table", "read_config")])
 def test_exotic_tensors_are_named(device: str, name: str, kind: str) -> None:
     if device == "cuda" and kind in ("oneDNN", "quantized"):
         pytest.skip("for the CPU alone")

@@ -12,6 +12,7 @@ from conftest import PLACES, Place, have_gpu
 from heads import NORMS, Norm, as_rotary, frequencies, norm_arguments, turned
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from own_kernels import have_warpgroups
 from torch import Tensor
 
 from ftbert._library import load_library
@@ -211,7 +212,7 @@ def test_models_whose_products_may_turn_heads(place: Place, size: int, copies: i
     ids, mask = ids.repeat(copies, 1).to(place.device), mask.repeat(copies, 1).to(place.device)
     assert_close(mine.forward(ids, mask)[0], want, atol=max(2e-5, 30 * place.eps))
     if place.device == "cuda" and size == 64 and copies == 1:
-        hopper = place.dtype != torch.float32 and torch.cuda.get_device_capability() == (9, 0)
+        hopper = place.dtype != torch.float32 and have_warpgroups()
         assert kernels("rotary_kernel", lambda: mine.forward(ids, mask)) == (0 if hopper else 3)
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from conftest import gpu_memory_left
 from fake_gpu import QKV, FakeAlgorithm, fake_gpu
+from own_kernels import have_warpgroups
 from tables import HERE, row
 
 from ftbert.checkpoint import ModelConfig
@@ -294,8 +295,8 @@ def test_every_candidate_tried_is_right(dtype: str, behind: str) -> None:
     default = bench.heuristics(1)[0]
     limit = 2 * bench.error(default) + 4 * torch.finfo(DTYPES[dtype]).eps
     own = bench.own()
-    assert (len(own) > 8) == (dtype != "fp32" and torch.cuda.get_device_capability()[0] >= 9)
-    contained = normed and dtype != "fp32" and torch.cuda.get_device_capability() == (9, 0)
+    assert (len(own) > 8) == (dtype != "fp32" and have_warpgroups())
+    contained = normed and dtype != "fp32" and have_warpgroups()
     assert any(algorithm.kernel in WITH_NORM for algorithm in own) == contained
     for algorithm in [*bench.heuristics(), *own]:
         if algorithm.kernel or bench.microseconds(algorithm, 1) < float("inf"):
@@ -330,7 +331,7 @@ def test_a_table_changes_what_runs_and_not_what_comes_out(user: Path, whose: str
 def test_tune_writes_a_row_for_each_product(user: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tune", "--hidden", "128", "--tokens", "100..160", "--json"]) == 0
     done = json.loads(capsys.readouterr().out)
-    hopper = torch.cuda.get_device_capability() == (9, 0)  # two are tuned with LayerNorm and without
+    hopper = have_warpgroups()  # two are tuned with LayerNorm and without
     assert done["made"] == (6 if hopper else 4) * len(buckets(100, 160)) and done["left"] == 0
     gemm_table.install(torch.device("cuda"), again=True)
 

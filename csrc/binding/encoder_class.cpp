@@ -56,9 +56,8 @@ std::string why_not_computed(const at::Device& device, DType stream, const Weigh
       if (!spec.type->inside) matrix.scale = data_of(weights, names.matrix);
       input = data_of(weights, names.input);
     }
-    const bool asks_gpu = device.is_cuda() && matrix.format->numbers != stream;
-    check_product_exists(device_kind(device), asks_gpu ? cuda_context(device.index(), nullptr).capability : 0, stream,
-                         matrix, static_cast<const float*>(input));
+    const Gpu gpu = device.is_cuda() ? cuda_context(device.index(), nullptr) : Context<Cuda>();
+    check_product_exists(device_kind(device), gpu, stream, matrix, static_cast<const float*>(input));
     return "";
   } catch (const Error& error) {
     return error.what();

@@ -2,6 +2,8 @@
 // one node.
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <climits>
+
 #include "binding/call_words.h"
 #include "binding/decoder_class.h"
 #include "binding/define_op.h"
@@ -14,6 +16,7 @@
 #include "core/device.h"
 #include "core/json.h"
 #include "gemm/cpu/kernel.h"
+#include "gemm/gpu/own.h"
 #include "kernels/isa.h"
 #include "layers/layer_stack.h"
 
@@ -127,6 +130,24 @@ StringDict build_info() {
   info.insert("cpu_gemm", torch_products_name());
   if (cuda) info.insert("cuda_gemm", gemm_library_version());
   return info;
+}
+
+// The members of Gpu, why it is held to a lesser one, or "", and kernels_on it.
+std::tuple<c10::Dict<std::string, int64_t>, std::string, std::string> gpu(int64_t device) {
+  FTBERT_CHECK(device >= 0 && device <= INT_MAX, "device: expected 0 to ", INT_MAX, ", got ", device);
+  const int index = static_cast<int>(device);
+  const Gpu found = cuda_context(index, nullptr);
+  c10::Dict<std::string, int64_t> members;
+  members.insert("capability", found.capability);
+  members.insert("sm_count", found.sm_count);
+  members.insert("device_capability", found.device_capability);
+  members.insert("warpgroups", found.warpgroups);
+  members.insert("shared_bytes", found.shared_bytes);
+  members.insert("shared_bytes_of_sm", found.shared_bytes_of_sm);
+  members.insert("l2_bytes", found.l2_bytes);
+  members.insert("clock_khz", found.clock_khz);
+  members.insert("bandwidth", static_cast<int64_t>(found.bandwidth));
+  return {members, why_held(index), kernels_on(found)};
 }
 
 c10::Dict<std::string, bool> busy_cores_info() {
@@ -276,6 +297,7 @@ TORCH_LIBRARY(ftbert, m) {
 
   m.def("read_config(str config) -> (str, (str, int[], bool, str)[])", &read_config);
   m.def("build_info() -> Dict(str, str)", &build_info);
+  m.def("gpu(int device) -> (Dict(str, int), str, str)", &gpu);
   m.def("table(str name) -> Dict(str, str)", &table);
   m.def("follow_busy_cores(bool on, bool? crowded=None) -> bool", &follow_busy_cores);
   m.def("busy_cores() -> Dict(str, bool)", &busy_cores_info);

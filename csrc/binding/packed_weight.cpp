@@ -22,7 +22,7 @@ at::Tensor pack_weight(const at::Tensor& weight) {
   const Team team;
   const at::Tensor plain = weight.detach().contiguous();
   const Format& format = stored_format(plain.scalar_type());
-  check_format_exists(DeviceKind::cpu, 0, DType::fp32, format);
+  check_format_exists(DeviceKind::cpu, {}, DType::fp32, format);
   const CpuKernel& kernel = *kernel_for(format);
   if (&kernel == &onednn_kernel) return pack_for_onednn(plain);
   const int64_t n = plain.size(0), k = plain.size(1);

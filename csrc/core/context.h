@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/gpu.h"
 #include "core/types.h"
 
 namespace ftbert {
@@ -22,12 +23,9 @@ struct Context<Cpu> {
 };
 
 template <>
-struct Context<Cuda> {
+struct Context<Cuda> : Gpu {
   void* stream = nullptr;  // cudaStream_t of the caller
   int device = 0;
-  int sm_count = 0;                // multiprocessors of the device
-  int64_t l2_bytes = 0;            // of the device's cache
-  int capability = 0;              // 10 * major + minor
   ProductPlans* plans = nullptr;   // of this device's products; shared by threads, internally locked
   bool tf32 = false;               // asks for fp32 products with operands rounded to 10 bits (TF32)
   void* gemm_workspace = nullptr;  // one call's own

@@ -14,6 +14,9 @@ std::string why_no_cuda();
 // kernels run. Throws when the build has no code for that GPU. The GEMM workspace is left for the caller to give.
 Context<Cuda> cuda_context(int device, void* stream);
 
+// Why the capability that counts is less than the device's own (gpu_level), or "". Throws as cuda_context.
+std::string why_held(int device);
+
 // On a GPU launched on the context's stream.
 void copy_on_device(const Context<Cuda>& context, const void* from, void* to, size_t bytes);
 inline void copy_on_device(const Context<Cpu>&, const void* from, void* to, size_t bytes) {

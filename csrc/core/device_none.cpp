@@ -8,6 +8,7 @@ namespace ftbert {
 
 std::string why_no_cuda() { return kNoCuda; }
 Context<Cuda> cuda_context(int, void*) { throw Error(kNoCuda); }
+std::string why_held(int) { throw Error(kNoCuda); }
 void copy_on_device(const Context<Cuda>&, const void*, void*, size_t) { throw Error(kNoCuda); }
 void clear_on_device(const Context<Cuda>&, void*, size_t) { throw Error(kNoCuda); }
 

@@ -9,7 +9,7 @@ constexpr int kAnyGpu = 0, kAmpere = 80, kHopper = 90;
 
 const Format fp32{.name = "fp32", .other = &fp32, .first_gpu = kAnyGpu};
 const Format fp16{.name = "fp16", .numbers = DType::fp16, .bits = 16, .other = &fp16, .first_gpu = kAnyGpu};
-const Format bf16{.name = "bf16", .numbers = DType::bf16, .bits = 16, .other = &bf16, .first_gpu = kAnyGpu};
+const Format bf16{.name = "bf16", .numbers = DType::bf16, .bits = 16, .other = &bf16, .first_gpu = kAmpere};
 constexpr Format in_e4m3(std::string_view name, int block) {
   return {.name = name,
           .numbers = DType::e4m3,

@@ -7,7 +7,6 @@
 #include <cstdint>
 
 #include "device/e4m3.cuh"
-#include "device/warpgroups.h"
 
 // Kernels that use them have a body only where this is defined, elsewhere no_warpgroups().
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -26,7 +25,7 @@ __device__ uint64_t matrix_descriptor(uint32_t shared, uint32_t further = 16) {
   return ((shared & 0x3FFFF) >> 4 | further >> 4 << 16) | uint64_t{8 * kRowBytes / 16} << 32 | kSwizzle << 62;
 }
 
-// Launched where has_warpgroups is false: an error for the host. An empty body would leave old memory as the result.
+// Launched where Gpu::warpgroups is 0: an error for the host. An empty body would leave old memory as the result.
 __device__ inline void no_warpgroups() { __trap(); }
 
 __device__ inline void warpgroup_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }

@@ -9,10 +9,6 @@
 namespace ftbert {
 namespace {
 
-std::string capability_text(int capability) {
-  return std::to_string(capability / 10) + "." + std::to_string(capability % 10);
-}
-
 // Beside a matrix with scales a GPU's stream has 16 bits, beside another the matrix's type.
 bool is_beside(DeviceKind device, DType stream, const Format& weight) {
   if (device == DeviceKind::cpu) return stream == DType::fp32;
@@ -42,17 +38,17 @@ std::string no_product(DeviceKind device, DType stream, const Format& weight) {
 
 }  // namespace
 
-void check_format_exists(DeviceKind device, int capability, DType stream, const Format& format) {
+void check_format_exists(DeviceKind device, const Gpu& gpu, DType stream, const Format& format) {
   const bool cpu = device == DeviceKind::cpu;
   const auto none = [&] { return no_product(device, stream, format); };
   const char* const lacking = cpu ? lacking_for(format) : nullptr;
   FTBERT_CHECK(!lacking, none(), " without ", lacking ? lacking : "", "; this CPU has ", cpu_isa(),
                ": load the model in fp32");
   FTBERT_CHECK(is_computed(device, format), none(), "; expected one in ", formats_beside(device, stream));
-  FTBERT_CHECK(cpu || (capability >= format.first_gpu && capability <= format.last_gpu), none(),
-               " on a GPU of compute capability ", capability_text(capability), "; expected ",
+  FTBERT_CHECK(cpu || (gpu.capability >= format.first_gpu && gpu.device_capability <= format.last_gpu), none(),
+               " on a GPU of compute capability ", capability_text(gpu), "; expected ",
                capability_text(format.first_gpu), format.last_gpu == format.first_gpu ? "" : " or above",
-               ": load the model in fp16 or bf16");
+               ": load the model in fp16 or ", gpu.capability >= formats::bf16.first_gpu ? "bf16" : "fp32");
   FTBERT_CHECK(is_beside(device, stream, format), none(), "; expected ",
                cpu                         ? "fp32"
                : format.block == kNoScales ? format.name
@@ -60,9 +56,9 @@ void check_format_exists(DeviceKind device, int capability, DType stream, const 
                " beside it");
 }
 
-void check_product_exists(DeviceKind device, int capability, DType stream, const Matrix& weight, const float* input) {
+void check_product_exists(DeviceKind device, const Gpu& gpu, DType stream, const Matrix& weight, const float* input) {
   const Format& format = *weight.format;
-  check_format_exists(device, capability, stream, format);
+  check_format_exists(device, gpu, stream, format);
   const auto none = [&] { return no_product(device, stream, format); };
   if (format.block == kNoScales) {
     FTBERT_CHECK(!weight.scale && !input, "no product on ", device == DeviceKind::cpu ? "cpu" : "cuda",

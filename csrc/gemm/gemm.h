@@ -48,17 +48,17 @@ std::string gemm_library_version();
 // ---- which products there are --------------------------------------------------------------------------------------
 
 // Error where no product here multiplies rows of a stream of this type by a weight of this format, and which of device,
-// stream and format is in the way. capability: of a GPU, 10 * major + minor.
-void check_format_exists(DeviceKind device, int capability, DType stream, const Format& weight);
+// stream and format is in the way. gpu: where the device is one.
+void check_format_exists(DeviceKind device, const Gpu& gpu, DType stream, const Format& weight);
 // The same of a weight with its size and its scales.
-void check_product_exists(DeviceKind device, int capability, DType stream, const Matrix& weight,
+void check_product_exists(DeviceKind device, const Gpu& gpu, DType stream, const Matrix& weight,
                           const float* input = nullptr);
 template <class Device, class T>
 void check_product_exists(const Context<Device>& context, const Linear<T>& linear) {
   if constexpr (std::is_same_v<Device, Cuda>)
-    check_product_exists(DeviceKind::cuda, context.capability, kDType<T>, linear.weight, linear.input);
+    check_product_exists(DeviceKind::cuda, context, kDType<T>, linear.weight, linear.input);
   else
-    check_product_exists(DeviceKind::cpu, 0, kDType<T>, linear.weight, linear.input);
+    check_product_exists(DeviceKind::cpu, {}, kDType<T>, linear.weight, linear.input);
   FTBERT_CHECK((std::is_same_v<Device, Cuda>) || linear.weight.kernel,
                "a weight on the CPU needs the kernel that reads it");
 }

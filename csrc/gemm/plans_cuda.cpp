@@ -123,7 +123,7 @@ size_t PlanKeyHash::operator()(const PlanKey& key) const {
 ProductPlans::ProductPlans(int device) {
   const DeviceGuard guard(device);  // a handle belongs to the device that is current here
   FTBERT_CUBLAS_CHECK(cublasLtCreate(&handle));
-  gpu_ = gpu_of(cuda_context(device, nullptr));
+  gpu_ = cuda_context(device, nullptr);
 }
 
 Plan ProductPlans::get(const PlanKey& key, const void* bias) {

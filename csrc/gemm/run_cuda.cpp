@@ -45,7 +45,7 @@ PlanKey key_of(const Context<Cuda>& context, const Product& product, const Produ
 Epilogue run(Context<Cuda>& context, const Product& product, ProductData data) {
   const PlanKey key = key_of(context, product, data);
   const Plan plan = context.plans->get(key, data.bias);
-  FTBERT_CHECK(plan.supported, "there is no algorithm for a product of ", in_the_way(gpu_of(context), product));
+  FTBERT_CHECK(plan.supported, "there is no algorithm for a product of ", in_the_way(context, product));
   if (plan.own) {
     run_own(context, plan.own, product, data);
     return {};
@@ -241,8 +241,8 @@ Operand linear_dequantised(const Context<Cuda>& context, const Linear<T>& weight
 }  // namespace
 
 void run_own(const Context<Cuda>& context, const OwnChoice& own, const Product& product, const ProductData& data) {
-  FTBERT_CHECK(own.kernel->can(gpu_of(context), own.variant, product), "the product ", own.kernel->name, " ",
-               own.variant_name(), " cannot do ", in_the_way(gpu_of(context), product));
+  FTBERT_CHECK(own.kernel->can(context, own.variant, product), "the product ", own.kernel->name, " ",
+               own.variant_name(), " cannot do ", in_the_way(context, product));
   for (const void* p : {data.a, data.b, data.bias, data.norm.gamma, data.norm.beta, static_cast<const void*>(data.c),
                         static_cast<const void*>(data.copy)})
     FTBERT_CHECK(reinterpret_cast<uintptr_t>(p) % 16 == 0,
@@ -274,7 +274,7 @@ Made<T> linear(Context<Device>& context, const Linear<T>& weights, const Edge<T>
       return whole->made;
     }
     FTBERT_CHECK(!whole || wish.deferral.by == NormedBy::kernels, "a norm was left to a product of ",
-                 in_the_way(gpu_of(context), whole->product));
+                 in_the_way(context, whole->product));
   }
   const Epilogue epilogue{.bias = wish.bias && !wish.residual, .activation = wish.activation, .gate = wish.gate};
   if (weight_scratch_bytes(context, weights, m) > 0)
@@ -295,7 +295,7 @@ int64_t product_rows(const Context<Cuda>& context, const Linear<T>& linear, int6
 template <class T>
 size_t weight_scratch_bytes(const Context<Cuda>& context, const Linear<T>& linear, int64_t rows) {
   const Matrix& w = linear.weight;
-  if (w.format->block <= 0 || rows == 0 || has_kernel(gpu_of(context), product_of(linear, rows, {}))) return 0;
+  if (w.format->block <= 0 || rows == 0 || has_kernel(context, product_of(linear, rows, {}))) return 0;
   return static_cast<size_t>(w.n * w.k) * sizeof(half_t);
 }
 

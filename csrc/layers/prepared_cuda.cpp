@@ -73,7 +73,7 @@ std::string refusal(const Context<Cuda>& context, const ModelConfig& c, const We
   }
   Product behind = product_of(weights.layers.front().up, most_deferred_tokens(), {.bias = true});
   behind.before = Before::norm_by_moments;
-  if (!has_kernel(gpu_of(context), behind)) return "this GPU and this build have no kernel for products behind them";
+  if (!has_kernel(context, behind)) return "this GPU and this build have no kernel for products behind them";
   return "";
 }
 
@@ -91,7 +91,7 @@ int64_t most_by_reader(const Context<Cuda>& context, const ModelConfig& config, 
     Product product = product_of(linear, rows, {.bias = true, .residual = before == Before::nothing});
     product.before = before;
     return linear.weight.data && !linear.input && aligned(linear.weight.data) && aligned(linear.bias) &&
-           has_kernel(gpu_of(context), product);
+           has_kernel(context, product);
   };
   int64_t most = kMostFewRows;
   for (const Layer<T>& layer : weights.layers) {

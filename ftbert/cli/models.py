@@ -148,8 +148,9 @@ def _bench(options: argparse.Namespace) -> int:
 
 def _info(options: argparse.Namespace) -> int:
     from ftbert._library import build_info
+    from ftbert.gpus import told_gpus
 
-    values: dict[str, Any] = {"build": build_info()}
+    values: dict[str, Any] = {"build": build_info() | told_gpus()}
     if options.model is not None:
         values["model"] = _model_info(options)
     lines = []

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from ftbert._library import core_library
+from ftbert.gpus import Gpu
 
 # kernel, variant: of ftbert's own; of cuBLASLt's "", and the eight words of data count
 Row = tuple["Product", int, int, str, str, Sequence[int]]
@@ -61,6 +62,14 @@ class Algorithm(ctypes.Structure):
     @property
     def data(self) -> list[int]:
         return list(self._data)
+
+
+class _Gpu(ctypes.Structure):
+    _fields_ = [
+        *((name, c_int32) for name in ("capability", "sm_count", "device_capability", "warpgroups")),
+        *((name, c_int32) for name in ("shared_bytes", "shared_bytes_of_sm", "clock_khz")),
+        ("l2_bytes", c_int64), ("bandwidth", c_double),
+    ]  # fmt: skip
 
 
 class _Row(ctypes.Structure):
@@ -147,10 +156,10 @@ def own_kernels() -> list[tuple[str, list[str]]]:
     return [(kernel, variants) for kernel, *variants in lines]
 
 
-def supports(gpu: tuple[int, int], kernel: str, variant: str, product: Product) -> bool:
-    """gpu: capability (90) and multiprocessors."""
-    yes = c_int32()
-    _call("ftbert_supports", *gpu, kernel.encode(), variant.encode(), byref(product), byref(yes))
+def supports(gpu: Gpu, kernel: str, variant: str, product: Product) -> bool:
+    """gpu: one of this machine's, or an imagined one."""
+    yes, given = c_int32(), _Gpu(**{name: getattr(gpu, name) for name, *_ in _Gpu._fields_})
+    _call("ftbert_supports", byref(given), kernel.encode(), variant.encode(), byref(product), byref(yes))
     return bool(yes.value)
 
 

@@ -24,6 +24,7 @@ import torch
 
 from ftbert._library import build_info
 from ftbert.caller import warn_caller
+from ftbert.gpus import Gpu
 from ftbert.input_file import named, read_json_value
 from ftbert.tuning import c_calls
 from ftbert.tuning.gemm_rows import Own, Product, Row, merge
@@ -39,7 +40,8 @@ _SHIPPED = Path(__file__).parent / "gemm_tables"
 @dataclass(frozen=True)
 class Machine:
     """What a table belongs to: "NVIDIA H200", "cuBLASLt 13.1.1", "sm_90 x 132". The last, architecture and
-    multiprocessors, is what ftbert's own kernels depend on; tables made before do not have it."""
+    multiprocessors, is what ftbert's own kernels depend on; tables made before do not have it. A GPU that is held to a
+    lesser one (ftbert/gpus.py) is another machine: "NVIDIA H200 as 8.0", "sm_90 as 80 x 132"."""
 
     gpu: str
     cublaslt: str
@@ -50,9 +52,17 @@ class Machine:
         """The machine of a CUDA device; RuntimeError where there is none."""
         if not torch.cuda.is_available():
             raise RuntimeError(f"no GPU to tune for: {build_info().get('cuda_reason', 'torch sees none')}")
-        found = torch.cuda.get_device_properties(device)
-        kind = f"sm_{found.major}{found.minor} x {found.multi_processor_count}"
-        return Machine(found.name, build_info().get("cuda_gemm", ""), kind)
+        gpu, name = Gpu.of(device), torch.cuda.get_device_name(device)
+        kind = f"sm_{gpu.device_capability}"
+        if gpu.capability != gpu.device_capability:
+            name += f" as {gpu.capability // 10}.{gpu.capability % 10}"
+            kind += f" as {gpu.capability}"
+        return Machine(name, build_info().get("cuda_gemm", ""), f"{kind} x {gpu.sm_count}")
+
+    @property
+    def is_hopper(self) -> bool:
+        """Not held to a lesser GPU."""
+        return self.kind.startswith("sm_90 x")
 
     def is_like(self, other: Machine) -> bool:
         """Whether rows for ftbert's own kernels hold for both."""
@@ -243,7 +253,7 @@ def summary(device: torch.device) -> str:
         f"{source.kind} ({len(source.rows)} rows{'; ' * bool(source.problem)}{source.problem})"
         for source in sources(machine)
     ]
-    without = "products are guessed" if machine.kind.startswith("sm_90 ") else "cuBLASLt's first proposals run"
+    without = "products are guessed" if machine.is_hopper else "cuBLASLt's first proposals run"
     return ", ".join(parts) or f"none: {without}; `ftbert tune` makes one"
 
 

@@ -96,7 +96,7 @@ def tune(
     """
     device = torch.device(device)
     machine = Machine.of(device)
-    if any(product.scaled for product in wanted) and not machine.kind.startswith("sm_90 "):
+    if any(product.scaled for product in wanted) and not machine.is_hopper:
         raise ValueError(
             f"products in fp8 need compute capability 9.0 (Hopper), and this is {machine.gpu}: use fp16 or bf16"
         )

@@ -14,6 +14,7 @@
 #include "core/check.h"
 #include "core/crowding.h"
 #include "core/format.h"
+#include "core/gpu.h"
 #include "encoder.h"
 #include "gemm/cpu/kernel.h"
 #include "gemm/gemm.h"
@@ -636,6 +637,75 @@ void formats_are_rows_of_a_table() {
   expect(formats::byte_rows.bytes(3, 57) == 3 * byte_row_bytes(57), "byte rows");
 }
 
+// Without a GPU: what its capability, that of the code and FTBERT_MAX_GPU come to.
+void a_gpu_is_held_to_its_code() {
+  struct Case {
+    int device, code;
+    const char* wish;
+    int counts;
+    std::string why;
+  };
+  const std::string for_80 = "the code of this build that runs here is for 8.0";
+  const Case cases[] = {{90, 90, "", 90, ""},
+                        {90, 90, "90", 90, ""},
+                        {90, 80, "", 80, for_80},
+                        {90, 80, "80", 80, for_80 + ", as FTBERT_MAX_GPU=80 asks"},
+                        {90, 80, "89", 80, for_80 + ", as FTBERT_MAX_GPU=89 asks"},
+                        {75, 75, "80", 75, ""},
+                        {86, 80, "", 80, for_80},
+                        {120, 90, "", 90, "the code of this build that runs here is for 9.0"}};
+  for (const Case& c : cases) {
+    const GpuLevel level = gpu_level(c.device, c.code, c.wish);
+    expect(level.capability == c.counts && level.why == c.why,
+           std::to_string(c.device) + " with code for " + std::to_string(c.code) + " and '" + c.wish + "' counts as " +
+               std::to_string(level.capability) + ", " + level.why);
+  }
+  const auto refused = [](int code, const char* wish, const std::string& words) {
+    try {
+      gpu_level(90, code, wish);
+      expect(false, std::string(wish) + " was taken");
+    } catch (const Error& error) {
+      expect(std::string(error.what()) == words, error.what());
+    }
+  };
+  for (const char* wish : {"91", "8.0", "80 ", "hopper"})
+    refused(80, wish, std::string("FTBERT_MAX_GPU: expected one of 75, 80, 86, 89, 90, got ") + wish);
+  refused(
+      90, "80",
+      "FTBERT_MAX_GPU=80: on this GPU of compute capability 9.0 the code for 9.0 of this build runs, in which kernels "
+      "for lesser GPUs are left out; build with FTBERT_CUDA_ARCHS=80-virtual");
+
+  const Gpu hopper{.capability = 90,
+                   .sm_count = 132,
+                   .device_capability = 90,
+                   .warpgroups = 1,
+                   .shared_bytes = 227 << 10,
+                   .shared_bytes_of_sm = 228 << 10,
+                   .clock_khz = 1980000};
+  const std::map<int, int> kilobytes = {{75, 64}, {80, 163}, {86, 99}, {89, 99}, {90, 227}};
+  for (const auto& [capability, block] : kilobytes) {
+    const Gpu held = held_to(hopper, capability);
+    expect(held.capability == capability && held.warpgroups == (capability == 90) && held.sm_count == 132 &&
+               held.shared_bytes == block << 10 && held.clock_khz == hopper.clock_khz,
+           "held to " + std::to_string(capability));
+  }
+  expect(capability_text(hopper) == "9.0" && capability_text(held_to(hopper, 86)) == "9.0 (held to 8.6)", "in words");
+  const auto of_bf16 = [&](int capability) {
+    check_format_exists(DeviceKind::cuda, held_to(hopper, capability), DType::bf16, formats::bf16);
+  };
+  of_bf16(80);
+  try {
+    of_bf16(75);
+    expect(false, "bf16 on 7.5");
+  } catch (const Error& error) {
+    expect(
+        std::string(error.what()) ==
+            "no product on cuda multiplies bf16 by a matrix stored as bf16 on a GPU of compute capability 9.0 (held to "
+            "7.5); expected 8.0 or above: load the model in fp16 or fp32",
+        error.what());
+  }
+}
+
 // Each kernel of the CPU computes a product that it supports, and none with a part that it does not read.
 void unread_parts_are_refused() {
   const auto asks = [](Product product, auto change) {
@@ -801,6 +871,7 @@ int main() {
       {"a cache has rows that a GPU reads", a_cache_has_rows_that_a_gpu_reads},
       {"crowding is seen", crowding_is_seen},
       {"formats are rows of a table", formats_are_rows_of_a_table},
+      {"a GPU is held to its code", a_gpu_is_held_to_its_code},
       {"unread parts are refused", unread_parts_are_refused},
       {"panel product matches", panel_product_matches},
       {"int8 product matches", int8_product_matches},

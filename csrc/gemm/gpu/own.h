@@ -75,13 +75,6 @@ struct ProductData {
   uint32_t* tile_count = nullptr;
 };
 
-// What a kernel's fitness depends on.
-struct Gpu {
-  int capability = 0;  // 10 * major + minor
-  int sm_count = 0;
-};
-inline Gpu gpu_of(const Context<Cuda>& context) { return {context.capability, context.sm_count}; }
-
 // A block's tile of c, and over how many blocks its k is split.
 struct Tile {
   int rows = 0, columns = 0, split = 1;
@@ -191,6 +184,9 @@ OwnChoice guess_product(const Gpu& gpu, const Product& product);
 // `own`, which runs a product alone, or another variant of its kernel that is hardly slower, where it does all of
 // `product`; else none: what the product alone does not do is faster as a kernel.
 OwnChoice with_ending(const Gpu& gpu, const OwnChoice& own, const Product& product);
+
+// Names of the kernels that compute any product of a few sizes and types on this GPU, with commas.
+std::string kernels_on(const Gpu& gpu);
 
 // Whether one of our kernels computes the product.
 bool has_kernel(const Gpu& gpu, const Product& product);

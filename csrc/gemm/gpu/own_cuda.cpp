@@ -64,6 +64,31 @@ std::span<const OwnKernel* const> own_kernels() {
   return kKernels;
 }
 
+std::string kernels_on(const Gpu& gpu) {
+  struct Types {
+    DType a;
+    const Format* b;
+  };
+  const auto has_product = [&gpu](const OwnKernel& own) {
+    for (const Types& types :
+         {Types{DType::fp16, &formats::fp16}, {DType::e4m3, &formats::e4m3}, {DType::fp16, &formats::q8_0}})
+      for (const int64_t m : {1, 128, 16384})
+        for (const After after : {After::nothing, After::norm, After::norm_beside}) {
+          const bool normed = after != After::nothing;
+          const Epilogue epilogue{.bias = normed, .residual = normed, .after = after};
+          const Product product{
+              .m = m, .n = 768, .k = 768, .a = types.a, .b = types.b, .c = DType::fp16, .epilogue = epilogue};
+          for (size_t i = 0; i < own.variants.size(); ++i)
+            if (own.can(gpu, static_cast<int>(i), product)) return true;
+        }
+    return false;
+  };
+  std::string names;
+  for (const OwnKernel* own : own_kernels())
+    if (has_product(*own)) names += (names.empty() ? "" : ", ") + std::string(own->name);
+  return names;
+}
+
 bool has_kernel(const Gpu& gpu, const Product& product) {
   for (const OwnKernel* own : own_kernels())
     for (size_t i = 0; i < own->variants.size(); ++i)

@@ -45,10 +45,9 @@ int64_t rows_bytes(const Format* b, int64_t m, int64_t k) {
 bool fits(const Gpu& gpu, DType stream, const Format* b, int64_t m, int64_t n, int64_t k) {
   const bool q8 = b == &formats::q8_0;
   const int chunk = q8 ? Q8Tiles<__half>::kChunk : PlainRows<__half>::kChunk;
-  return has_warpgroups(gpu.capability) && is_16_bit(stream) && (q8 || b->numbers == stream) && m > 0 &&
-         m <= kMostFewRows && n > 0 && n % kTileRows == 0 && k > 0 &&
-         k % (q8 ? Q8Tiles<__half>::kStep : PlainRows<__half>::kStep) == 0 && n * k <= INT32_MAX &&
-         k <= kMostPreparedColumns && rows_bytes(b, m, k) + kFewestStages * chunk <= kWhole;
+  return gpu.warpgroups && is_16_bit(stream) && (q8 || b->numbers == stream) && m > 0 && m <= kMostFewRows && n > 0 &&
+         n % kTileRows == 0 && k > 0 && k % (q8 ? Q8Tiles<__half>::kStep : PlainRows<__half>::kStep) == 0 &&
+         n * k <= INT32_MAX && k <= kMostPreparedColumns && rows_bytes(b, m, k) + kFewestStages * chunk <= kWhole;
 }
 
 bool supports(const Gpu& gpu, int, const Product& p) {

@@ -82,9 +82,8 @@ bool supports_norm(const Gpu& gpu, int variant, const Product& p, After after) {
   const bool normed = e.norm == NormKind::layer || e.norm == NormKind::rms;
   const int64_t columns = Shapes::kVariants[variant].tile.columns;
   const bool e4m3 = is_e4m3_linear(p) && p.c != DType::e4m3;
-  return has_warpgroups(gpu.capability) && (e4m3 || is_16_bit_linear(p)) && e.after == after && normed &&
-         p.n % columns == 0 && p.k % (e4m3 ? 16 : 8) == 0 && p.n / columns <= kMostNormTiles &&
-         std::max(p.m, p.k) < (int64_t{1} << 30);
+  return gpu.warpgroups && (e4m3 || is_16_bit_linear(p)) && e.after == after && normed && p.n % columns == 0 &&
+         p.k % (e4m3 ? 16 : 8) == 0 && p.n / columns <= kMostNormTiles && std::max(p.m, p.k) < (int64_t{1} << 30);
 }
 
 // Of wgmma_layernorm's variants; the first ones are those of its siblings. The last two were fitted to 6 weights by 16

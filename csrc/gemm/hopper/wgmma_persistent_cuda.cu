@@ -69,7 +69,7 @@ bool has_ending(const Product& p) {
 bool supports(const Gpu& gpu, int variant, const Product& p) {
   const Epilogue& e = p.epilogue;
   const bool e4m3 = is_e4m3_linear(p);
-  return has_warpgroups(gpu.capability) && (e4m3 || is_16_bit_linear(p)) && has_ending(p) &&
+  return gpu.warpgroups && (e4m3 || is_16_bit_linear(p)) && has_ending(p) &&
          over(p.n, kTileN) % PersistentShapes::kBlocks[variant] == 0 && is_gelu_or_gate(e) &&
          p.n % (e4m3 || e.gate != Gate::none ? 16 : 8) == 0 && p.k % (e4m3 ? 16 : 8) == 0 &&
          std::max({p.m, p.n, p.k}) < (int64_t{1} << 30);

@@ -20,8 +20,7 @@ using Shapes =
 
 // Results are stored 16 bytes at a time, with a gate too.
 bool supports(const Gpu& gpu, int, const Product& p) {
-  return has_warpgroups(gpu.capability) && is_q8_0_linear(p) && p.n % 16 == 0 && p.k % kQ8Step == 0 &&
-         p.n * p.k <= INT32_MAX;
+  return gpu.warpgroups && is_q8_0_linear(p) && p.n % 16 == 0 && p.k % kQ8Step == 0 && p.n * p.k <= INT32_MAX;
 }
 
 template <class E, class Shape>

@@ -59,7 +59,7 @@ bool has_ending(int variant, const Product& p) {
 }
 
 bool supports(const Gpu& gpu, int variant, const Product& p) {
-  if (!has_warpgroups(gpu.capability) || !(is_plain(p) || has_ending(variant, p))) return false;
+  if (!gpu.warpgroups || !(is_plain(p) || has_ending(variant, p))) return false;
   const int64_t most_rows = 32 * TileShapes::kVariants[variant].tile.rows;  // from there on wgmma_persistent is faster
   const bool e4m3 = is_e4m3_linear(p);
   if (e4m3 && variant >= ScaledTileShapes::kCount) return false;

@@ -177,12 +177,12 @@ FTBERT_C const char* ftbert_own_kernels() {
   }();
   return text.c_str();
 }
-// capability: 90; yes: 0 or 1
-FTBERT_C int ftbert_supports(int capability, int sm_count, const char* kernel, const char* variant,
-                             const CProduct* product, int* yes) {
+// gpu: c_calls.py has the same fields; yes: 0 or 1
+FTBERT_C int ftbert_supports(const Gpu* gpu, const char* kernel, const char* variant, const CProduct* product,
+                             int* yes) {
   return attempt([&] {
     const OwnChoice own = own_choice(kernel, variant);
-    *yes = own.kernel->can({capability, sm_count}, own.variant, linear_product(*product));
+    *yes = own.kernel->can(*gpu, own.variant, linear_product(*product));
   });
 }
 FTBERT_C int ftbert_is_known(const char* kernel, const char* variant) { return is_known(kernel, variant); }

@@ -64,7 +64,7 @@ class DeviceTuner : public Tuner {
     const auto add = [&](const Product& product) {
       for (const OwnKernel* kernel : own_kernels())
         for (int variant = 0; variant < static_cast<int>(kernel->variants.size()); ++variant)
-          if (kernel->can(gpu_of(context_), variant, product)) all.push_back(describe(OwnChoice{kernel, variant}));
+          if (kernel->can(context_, variant, product)) all.push_back(describe(OwnChoice{kernel, variant}));
     };
     add(product().alone());
     if (with_norm()) add(product());
@@ -202,7 +202,7 @@ class DeviceTuner : public Tuner {
     data.a_scale = data.b_scale = data.c_scale = ones_;
     data.stream = stream();
     const OwnChoice& own = algorithm.own;
-    if (own && with_norm() && own.kernel->can(gpu_of(context_), own.variant, product())) {
+    if (own && with_norm() && own.kernel->can(context_, own.variant, product())) {
       data.norm = {NormKind::layer, vector(bias, 1), vector(bias, 2), kEps};
       if (keeps_sum()) data.copy = behind_c(c);
       data.moments = {reinterpret_cast<uint64_t*>(behind_c(alone_of(c))), exchanged_moment_count(product().m), turn_++};

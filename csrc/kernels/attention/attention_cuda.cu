@@ -178,7 +178,7 @@ template <class T>
 AttentionSize size_of(const Context<Cuda>& context, const Heads& heads, const ScorePolicy<T>& policy, bool whole) {
   const Window& window = policy.template choose_by<ScoreMember::window>();
   return {.sm_count = context.sm_count,
-          .hopper = has_warpgroups(context.capability),
+          .hopper = context.warpgroups == 1,
           .heads = heads.count,
           .head_size = heads.size,
           .scores = policy.set(),

@@ -3,10 +3,7 @@
 // one is computed, so that what is in flight, 64 KB and more a multiprocessor, costs no registers; gamma and beta stay
 // there too, as floats.
 #pragma once
-#include <array>
-#include <atomic>
 
-#include "core/cuda_check.h"
 #include "kernels/norm/training_rows.cuh"
 
 namespace ftbert {
@@ -148,14 +145,7 @@ struct SharedVector {
 
 // What a block may have beside a kernel's own shared memory, of which these kernels have less than 2 KB.
 inline size_t room_in_shared_memory(const Context<Cuda>& context) {
-  static std::array<std::atomic<int>, 64> known{};  // by device; 0: not asked yet
-  const auto device = static_cast<size_t>(context.device);
-  int most = device < known.size() ? known[device].load(std::memory_order_relaxed) : 0;
-  if (most == 0) {
-    FTBERT_CUDA_CHECK(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, context.device));
-    if (device < known.size()) known[device].store(most, std::memory_order_relaxed);
-  }
-  return static_cast<size_t>(most) - 2048;
+  return static_cast<size_t>(context.shared_bytes) - 2048;
 }
 
 // kernel(arguments) over rows, kernel being one of Shape; how many blocks, 0 where no group of it has room.
