@@ -96,6 +96,11 @@ def place(request: pytest.FixtureRequest) -> Place:
         if os.environ.get("FTBERT_TEST_DEVICE") == "cuda":
             pytest.fail("FTBERT_TEST_DEVICE=cuda, but there is no GPU or no CUDA in this build")
         pytest.skip("no GPU")
+    if request.param.device == "cuda" and request.param.dtype == torch.bfloat16:
+        from ftbert.gpus import Gpu
+
+        if Gpu.of("cuda").capability < 80:
+            pytest.skip("this GPU has no products in bf16")
     return request.param  # type: ignore[no-any-return]
 
 

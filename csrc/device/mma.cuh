@@ -1,5 +1,6 @@
-// Tensor core and asynchronous copy instructions of sm_80 and later, or as said, as functions; and tiles of 16-bit
-// elements on their way to shared memory, laid out so that ldmatrix meets no bank conflict.
+// Tensor core and asynchronous copy instructions of sm_80 and later, or as said, as functions, and for sm_75 what does
+// the same; and tiles of 16-bit elements on their way to shared memory, laid out so that ldmatrix meets no bank
+// conflict.
 #pragma once
 #include <bit>
 #include <cstdint>
@@ -12,20 +13,42 @@ __device__ inline uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// 16 bytes from global to shared memory; zeros where !valid (the source is then not read).
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#define FTBERT_BEFORE_AMPERE
+#endif
+
+// 16 bytes from global to shared memory; zeros where !valid (the source is then not read). On sm_75 the thread waits
+// for them here.
 __device__ inline void copy_async16(uint32_t shared, const void* global, bool valid) {
+#ifdef FTBERT_BEFORE_AMPERE
+  const uint4 x = valid ? *static_cast<const uint4*>(global) : uint4{};
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+               : "memory");
+#else
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(valid ? 16 : 0)
                : "memory");
+#endif
 }
 // The same of 8 bytes.
 __device__ inline void copy_async8(uint32_t shared, const void* global, bool valid) {
+#ifdef FTBERT_BEFORE_AMPERE
+  const uint2 x = valid ? *static_cast<const uint2*>(global) : uint2{};
+  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(shared), "r"(x.x), "r"(x.y) : "memory");
+#else
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared), "l"(global), "r"(valid ? 8 : 0)
                : "memory");
+#endif
 }
-__device__ inline void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ inline void copy_async_commit() {
+#ifndef FTBERT_BEFORE_AMPERE
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
 template <int kPending>
 __device__ void copy_async_wait() {
+#ifndef FTBERT_BEFORE_AMPERE
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+#endif
 }
 
 // Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
@@ -62,9 +85,20 @@ __device__ inline uint32_t matrix_row(uint32_t tile) {
   return tile + row * 128 + ((lane / 16) ^ (row % 8)) * 16;
 }
 
-// d [16, 8] += a [16, 16] @ b [16, 8] in float.
+// d [16, 8] += a [16, 16] @ b [16, 8] in float. sm_75 multiplies fp16 alone, eight of k at a time: no GPU of that is
+// given a model in bf16 (formats::bf16).
 template <class E>
 __device__ void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+#ifdef FTBERT_BEFORE_AMPERE
+  if constexpr (!__is_same(E, __half)) return __trap();
+  const auto eight_of_k = [&d](uint32_t upper, uint32_t lower, uint32_t b) {
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(upper), "r"(lower), "r"(b));
+  };
+  eight_of_k(a[0], a[1], b0);
+  eight_of_k(a[2], a[3], b1);
+#else
   if constexpr (__is_same(E, __half))
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -75,6 +109,7 @@ __device__ void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#endif
 }
 
 // Two floats as one register of two 16-bit elements, x in the low half.

@@ -56,9 +56,13 @@ __device__ E from_float(float x) {
 
 // NaN if one of them is, where fmaxf takes the other.
 __device__ inline float max_or_nan(float x, float y) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+  return isnan(x) || isnan(y) ? __uint_as_float(0x7fffffff) : fmaxf(x, y);  // the same NaN
+#else
   float larger;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(x), "f"(y));
   return larger;
+#endif
 }
 
 // 2^x, 0 for -inf; relative error 2^-22. exp2f would also handle subnormal results, which no 16-bit result holds.

@@ -76,8 +76,9 @@ struct Decode {
   static constexpr const char* kName = "attention_decode";
   static constexpr ScoreMembers kReads{ScoreMember::window};
   static constexpr bool has(int64_t) { return true; }
+  static constexpr int kRoom = 96 << 10;  // in shared memory: a ring of 64 KB, and beside it less than 32
   static bool supports(const AttentionSize& size) {
-    return size.arrivals && size.max_q == 1 && size.sequences <= kMostDecodeSequences;
+    return size.arrivals && size.max_q == 1 && size.sequences <= kMostDecodeSequences && size.shared_bytes >= kRoom;
   }
   static bool guess(const AttentionSize&) { return true; }
   template <int kHeadSize, class T, class Scores>
@@ -105,7 +106,8 @@ bool attention_of_new_tokens(Context<Cuda>& context, const Heads& heads, const H
                              const AttentionScratch& scratch, T* out) {
   constexpr int kUnit = 2 * kWidth<T>;
   const auto& [q_norm, k_norm, rotation, positions] = rules;
-  const AttentionSize size{.head_size = heads.size,
+  const AttentionSize size{.shared_bytes = context.shared_bytes,
+                           .head_size = heads.size,
                            .scores = policy.set(),
                            .arrivals = scratch.arrivals != nullptr,
                            .sequences = sequences.count,
