@@ -15,6 +15,9 @@ __device__ inline uint32_t shared_address(const void* pointer) {
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 #define FTBERT_BEFORE_AMPERE
+inline constexpr bool kAmpere = false;
+#else
+inline constexpr bool kAmpere = true;  // in kernels: that they are compiled for sm_80 or later. The host asks the GPU
 #endif
 
 // 16 bytes from global to shared memory; zeros where !valid (the source is then not read). On sm_75 the thread waits

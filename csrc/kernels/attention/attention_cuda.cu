@@ -43,18 +43,14 @@ WindowParameters<native_t<T>> window_parameters(const Call<T>& call, const Score
 
 template <int kHeadSize, int kWarps, int kRowTiles, bool kBias, class T, class Scores, class... Parameters>
 void launch_mma(const Call<T>& call, const Scores& scores, const Parameters&... parameters) {
-  constexpr int kQueries = 16 * kWarps * kRowTiles, kBytes = mma_shared_bytes(kHeadSize, kQueries);
+  constexpr int kQueries = 16 * kWarps * kRowTiles;
+  const int bytes = mma_shared_bytes<kHeadSize>(kQueries, call.context.capability >= 80);
   launch_simple(call, attention_mma<native_t<T>, kHeadSize, kWarps, kRowTiles, kBias, Parameters...>, scores,
-                Grid(call, kQueries), 32 * kWarps, kBytes, parameters...);
+                Grid(call, kQueries), 32 * kWarps, bytes, parameters...);
 }
 
 // Of 16 queries a warp: two of 128 elements do not fit the registers.
-constexpr int row_tiles(int64_t head_size) { return head_size <= 64 ? 2 : 1; }
-
-// Whether this GPU runs blocks of so many queries.
-bool runs_mma(const AttentionSize& size, int queries) {
-  return size.mma && mma_shared_bytes(size.head_size, queries) <= size.shared_bytes;
-}
+constexpr int row_tiles(int head_size) { return head_size <= 64 ? 2 : 1; }
 
 // Whole sequences, as few warps as the longest needs. kWarps 8: 128 queries at most, which share one pass over the
 // keys.
@@ -67,8 +63,7 @@ struct WholeMma {
   static constexpr ScoreMembers kReads{};
   static constexpr bool has(int64_t head_size) { return is_common_head(head_size); }
   static bool supports(const AttentionSize& size) {
-    return size.whole && (!size.hopper || (size.head_size <= 64 && kMmaOnHopper<64, kWarps, false>)) &&
-           runs_mma(size, 16 * kWarps);
+    return size.mma && size.whole && (!size.hopper || (size.head_size <= 64 && kMmaOnHopper<64, kWarps, false>));
   }
   static bool guess(const AttentionSize& size) { return kWarps == 8 || size.max_k <= 16 * kWarps; }
   template <int kHeadSize, class T, class Scores>
@@ -85,9 +80,7 @@ struct BiasMma {
       kTiles == 1 ? "attention_mma, bias, 64 queries" : "attention_mma, bias, up to 128 queries";
   static constexpr ScoreMembers kReads{ScoreMember::bias};
   static constexpr bool has(int64_t head_size) { return is_common_head(head_size); }
-  static bool supports(const AttentionSize& size) {
-    return size.whole && runs_mma(size, 64 * std::min(kTiles, row_tiles(size.head_size)));
-  }
+  static bool supports(const AttentionSize& size) { return size.mma && size.whole; }
   static bool guess(const AttentionSize& size) { return kTiles == 2 || size.max_k <= 64; }
   template <int kHeadSize, class T, class Scores>
   static void launch(const Call<T>& call, const Scores& scores) {
@@ -99,7 +92,7 @@ struct WindowMma {
   static constexpr const char* kName = "attention_mma, window and bias";
   static constexpr ScoreMembers kReads{ScoreMember::window, ScoreMember::bias};
   static constexpr bool has(int64_t) { return true; }
-  static bool supports(const AttentionSize& size) { return runs_mma(size, 64 * row_tiles(size.head_size)); }
+  static bool supports(const AttentionSize& size) { return size.mma; }
   static bool guess(const AttentionSize&) { return true; }
   template <int kHeadSize, class T, class Scores>
   static void launch(const Call<T>& call, const Scores& scores) {
@@ -115,7 +108,6 @@ void launch_simt(const Call<T>& call, const Scores& scores, const Parameters&...
 
 struct WholeSimt : BiasMma<2> {
   static constexpr const char* kName = "attention_simt, bias";
-  static bool supports(const AttentionSize& size) { return size.whole; }
   template <int kHeadSize, class T, class Scores>
   static void launch(const Call<T>& call, const Scores& scores) {
     launch_simt<kHeadSize>(call, scores);
@@ -123,7 +115,6 @@ struct WholeSimt : BiasMma<2> {
 };
 struct WindowSimt : WindowMma {
   static constexpr const char* kName = "attention_simt, window and bias";
-  static bool supports(const AttentionSize&) { return true; }
   template <int kHeadSize, class T, class Scores>
   static void launch(const Call<T>& call, const Scores& scores) {
     launch_simt<kHeadSize>(call, scores, window_parameters(call, scores));
@@ -188,8 +179,7 @@ template <class T>
 AttentionSize size_of(const Context<Cuda>& context, const Heads& heads, const ScorePolicy<T>& policy, bool whole) {
   const Window& window = policy.template choose_by<ScoreMember::window>();
   return {.sm_count = context.sm_count,
-          .shared_bytes = context.shared_bytes,
-          .mma = std::is_same_v<T, half_t> || context.capability >= 80,
+          .mma = !std::is_same_v<T, bfloat16_t> || context.capability >= 80,
           .hopper = context.warpgroups == 1,
           .heads = heads.count,
           .head_size = heads.size,
@@ -248,8 +238,8 @@ std::string why_no_fused_attention(const Context<Device>& context, const Heads& 
   const AttentionKernel<T>& last = attention_kernels<T>().back();
   if (!FusedHeads::has(heads.size)) return "has no kernel for head size " + std::to_string(heads.size);
   if (!last.supports(size_of(context, heads, ScorePolicy<T>(), false)))
-    return "has no kernel for head size " + std::to_string(heads.size) + " in " + std::string(to_string(kDType<T>)) +
-           " on a GPU of compute capability " + capability_text(context);
+    return "has no kernel in " + std::string(to_string(kDType<T>)) + " on a GPU of compute capability " +
+           capability_text(context);
   const ScoreMembers unread = set.without(last.reads);
   return unread == ScoreMembers() ? "" : "has no kernel that reads the " + names_of(unread) + " of a score policy";
 }

@@ -67,7 +67,8 @@ void launch_decode(const AttentionCall<T>& call, const Window& window, const New
     launch_overlapped(call.context, "kernel attention_decode", kernel,
                       dim3(static_cast<unsigned>(splits), static_cast<unsigned>(call.heads.kv * blocks_a_head),
                            static_cast<unsigned>(s.count)),
-                      kDecodeThreads, LaneRing<Shape>::kBytes, Presence(blocks), parameters);
+                      kDecodeThreads, LaneRing<Shape>::bytes(call.context.capability >= 80), Presence(blocks),
+                      parameters);
   };
   cluster ? launch(attention_decode_kernel<Shape, kClusters>) : launch(attention_decode_kernel<Shape, false>);
 }
@@ -76,9 +77,8 @@ struct Decode {
   static constexpr const char* kName = "attention_decode";
   static constexpr ScoreMembers kReads{ScoreMember::window};
   static constexpr bool has(int64_t) { return true; }
-  static constexpr int kRoom = 96 << 10;  // in shared memory: a ring of 64 KB, and beside it less than 32
   static bool supports(const AttentionSize& size) {
-    return size.arrivals && size.max_q == 1 && size.sequences <= kMostDecodeSequences && size.shared_bytes >= kRoom;
+    return size.arrivals && size.max_q == 1 && size.sequences <= kMostDecodeSequences;
   }
   static bool guess(const AttentionSize&) { return true; }
   template <int kHeadSize, class T, class Scores>
@@ -106,8 +106,7 @@ bool attention_of_new_tokens(Context<Cuda>& context, const Heads& heads, const H
                              const AttentionScratch& scratch, T* out) {
   constexpr int kUnit = 2 * kWidth<T>;
   const auto& [q_norm, k_norm, rotation, positions] = rules;
-  const AttentionSize size{.shared_bytes = context.shared_bytes,
-                           .head_size = heads.size,
+  const AttentionSize size{.head_size = heads.size,
                            .scores = policy.set(),
                            .arrivals = scratch.arrivals != nullptr,
                            .sequences = sequences.count,

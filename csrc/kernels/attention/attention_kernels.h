@@ -12,8 +12,8 @@ namespace ftbert {
 
 // What the choice of a kernel depends on. Rows, sequences and the longest may be upper bounds (binding/replay.cpp).
 struct AttentionSize {
-  int sm_count = 0, shared_bytes = 0;
-  bool mma = false;     // this GPU has mma.sync of the elements: not of bf16 before 8.0
+  int sm_count = 0;
+  bool mma = false;     // this GPU has mma.sync of the elements, where they have 16 bits: of bf16 from 8.0 on
   bool hopper = false;  // this GPU and this build have warpgroup instructions
   int64_t heads = 0, head_size = 0;
   ScoreMembers scores = {};  // that are set in the policy

@@ -14,13 +14,17 @@
 namespace ftbert {
 namespace {
 
-// Keys of a tile: of heads above 128 as many as leave room in the 99 KB that every GPU since sm_80 has. sm_75 has 64
-// KB, enough for heads of up to 64.
-FTBERT_HOST_DEVICE constexpr int mma_tile_keys(int64_t head_size) { return head_size > 128 ? 32 : kTileKeys; }
+// Keys of a tile: of heads above 128 as many as leave room in the 99 KB that every GPU since sm_80 has. sm_75 has
+// 64 KB.
+FTBERT_HOST_DEVICE constexpr int mma_tile_keys(int head_size, bool ampere) {
+  const int keys = head_size > 128 ? kTileKeys / 2 : kTileKeys;
+  return ampere || head_size <= 64 ? keys : keys / 2;
+}
 
 // Shared memory of a block.
-constexpr int mma_shared_bytes(int64_t head_size, int queries) {
-  return (queries + 4 * mma_tile_keys(head_size)) * 16 * std::bit_ceil(static_cast<unsigned>(head_size) / 8);
+template <int kHeadSize>
+constexpr int mma_shared_bytes(int queries, bool ampere) {
+  return (queries + 4 * mma_tile_keys(kHeadSize, ampere)) * 16 * kRowChunks<kHeadSize>;
 }
 
 // Whether a GPU with warpgroup instructions is ever given the kernel (the registry in attention_cuda.cu): those
@@ -38,7 +42,8 @@ __global__ void __launch_bounds__(32 * kWarps)
                   Parameters... parameters) {
   using Seen = SeenKeys<E, Parameters...>;
   constexpr int kThreads = 32 * kWarps, kRows = 16 * kRowTiles, kQueries = kRows * kWarps;
-  constexpr int kKeys = mma_tile_keys(kHeadSize), kPitch = 16 * kRowChunks<kHeadSize>, kTileBytes = kKeys * kPitch;
+  constexpr int kKeys = mma_tile_keys(kHeadSize, kAmpere), kPitch = 16 * kRowChunks<kHeadSize>,
+                kTileBytes = kKeys * kPitch;
   constexpr bool kHoldsQueries = kHeadSize <= 128;  // in registers
 #ifdef FTBERT_WGMMA
   if constexpr (!kMmaOnHopper<kHeadSize, kWarps, kBias>) return __trap();

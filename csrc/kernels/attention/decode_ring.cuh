@@ -12,10 +12,12 @@ struct LaneRing {
   using E = typename Shape::E;
   using Chunk = typename Shape::Chunk;
   // Of rounds, [keys, values][kAtOnce * kOwn][threads] of 16 bytes each. With four a block fits the 99 KB of the GPUs
-  // with least, twice the 164 KB of an A100, and Hopper beside blocks of the kernels ahead and behind.
-  static constexpr int kStages = 4;
+  // from sm_80 on with least, twice the 164 KB of an A100, and Hopper beside blocks of the kernels ahead and behind.
+  // Three fit the 64 KB of sm_75, where a lane waits for what it asks for.
+  FTBERT_HOST_DEVICE static constexpr int stages(bool ampere) { return ampere ? 4 : 3; }
+  static constexpr int kStages = stages(kAmpere);
   static constexpr int kStageBytes = 2 * Shape::kAtOnce * Shape::kOwn * 16 * kDecodeThreads;
-  static constexpr size_t kBytes = kStages * kStageBytes;
+  static constexpr size_t bytes(bool ampere) { return stages(ampere) * kStageBytes; }
   static constexpr int kAhead = (kStages - 1) * Shape::kStep;  // keys between the round that is read and the one asked
   enum Half { kKeys, kValues };
 
