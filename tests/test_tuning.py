@@ -309,7 +309,8 @@ def test_a_table_changes_what_runs_and_not_what_comes_out(user: Path, whose: str
     product, m = Product("fp16", 384, 128, True, "gelu"), 300
     bench = Bench(product, m)
     first, beside = bench.chosen(), Bench(product, 321).chosen()
-    candidates = bench.own() if whose == "ours" else bench.heuristics()
+    if not (candidates := bench.own() if whose == "ours" else bench.heuristics()):
+        pytest.skip("no kernel of ours runs here")
     other = next(a for a in candidates if choice_of(a) != choice_of(first) and bench.microseconds(a, 1) < 1e6)
     machine, device = Machine.of("cuda"), torch.device("cuda")
     path = gemm_table.user_table(machine)
