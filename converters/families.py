@@ -11,8 +11,9 @@ from typing import Any
 from ftbert.checkpoint import ModelConfig, shared_layers, shown
 from ftbert.converters.family import KEYS, LAYER_NORMS, Config, Derived, Family, Keys, Names, entry, norm_keys
 from ftbert.converters.refused import REFUSED
-from ftbert.converters.relative_bias import MPNET_BIAS, SPAN
+from ftbert.converters.relative_bias import add_bias, bias_table
 from ftbert.converters.rotary_families import ROTARY
+from ftbert.converters.t5_families import T5
 
 _LAYER = "encoder.layer.{i}."
 _ATTENTION = _LAYER + "attention."
@@ -57,12 +58,30 @@ def _albert(config: Config, description: dict[str, Any]) -> None:
     description["layers"] = shared_layers(layers, groups)
 
 
+_MPNET_BUCKETS = 32  # transformers' MPNet looks so many up, and knows distances to 128, whatever its config says
+
+
 def _mpnet(config: Config, description: dict[str, Any]) -> None:
-    if (buckets := entry(config, "relative_attention_num_buckets", "int", 32)) < 32:
-        raise ValueError(f"relative_attention_num_buckets {buckets}: transformers' MPNet looks 32 of them up")
-    attention = description["layer"]["attention"]
-    attention["relative_bias"] = True
-    description["relative_bias"] = {"span": SPAN, "heads": attention["heads"]}
+    add_bias(config, description, most=_MPNET_BUCKETS, distance=128)
+
+
+def _task_shapes(encoder: ModelConfig, config: Config, ours: list[int]) -> list[list[int]]:
+    rows = entry(config, "task_type_vocab_size", "int", 3)
+    return [[encoder.token_types, encoder.embedding], [rows, encoder.embedding]]
+
+
+# ERNIE's task types: inputs always have task 0, so its row is added to every token type once and for all.
+_FOLDED_TASK_TYPES = Derived(
+    ("embeddings.token_type_embeddings.weight", "embeddings.task_type_embeddings.weight"),
+    _task_shapes,
+    lambda encoder, sources: sources[0] + sources[1][0],
+    lambda encoder, config, ours: [ours, ours.new_zeros(_task_shapes(encoder, config, list(ours.shape))[1])],
+)
+
+
+def _ernie(config: Config) -> tuple[Names]:
+    folded = entry(config, "use_task_id", "bool", False)
+    return (_BERT | {"embeddings.token_type": _FOLDED_TASK_TYPES} if folded else _BERT,)
 
 
 def _like_roberta(name: str, base: str, **others: Any) -> Family:
@@ -110,7 +129,7 @@ _ALL = (
         name="mpnet",
         base="mpnet",
         names=_BERT | {
-            "attention.relative_bias": MPNET_BIAS,
+            "attention.relative_bias": bias_table("encoder.relative_attention_bias.weight", _MPNET_BUCKETS),
             "layers.{i}.attention.qkv": tuple(_MPNET_ATTENTION + name for name in "qkv"),
             "layers.{i}.attention.out": _MPNET_ATTENTION + "o",
             "layers.{i}.attention.norm": _ATTENTION + "LayerNorm",
@@ -143,7 +162,7 @@ _ALL = (
         keys=KEYS | {"embedding": ("input_embedding_size", 256)},
         fixed={"embedding_projection": True},
     ),
-    Family(name="ernie", base="ernie", names=_BERT),
+    Family(name="ernie", base="ernie", names=_BERT, names_by=_ernie),
     Family(
         name="roberta-prelayernorm",
         base="roberta_prelayernorm",
@@ -181,23 +200,8 @@ _ALL = (
     ),
 )  # fmt: skip
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (*_ALL, *ROTARY)}
+FAMILIES: dict[str, Family] = {family.name: family for family in (*_ALL, *ROTARY, *T5)}
 
-
-def _task_shapes(encoder: ModelConfig, config: Config, ours: list[int]) -> list[list[int]]:
-    rows = entry(config, "task_type_vocab_size", "int", 3)
-    return [[encoder.token_types, encoder.embedding], [rows, encoder.embedding]]
-
-
-# ERNIE's task types: inputs always have task 0, so its row is added to every token type once and for all.
-_FOLDED_TASK_TYPES = Derived(
-    ("embeddings.token_type_embeddings.weight", "embeddings.task_type_embeddings.weight"),
-    _task_shapes,
-    lambda encoder, sources: sources[0] + sources[1][0],
-    lambda encoder, config, ours: [ours, ours.new_zeros(_task_shapes(encoder, config, list(ours.shape))[1])],
-)
-# The same model type with another table, where the config says so.
-_ERNIE_WITH_TASKS = Family(name="ernie", base="ernie", names=_BERT | {"embeddings.token_type": _FOLDED_TASK_TYPES})
 
 def find_family(config: Config) -> Family:
     """The table for a config.json of transformers; ValueError says why there is none."""
@@ -207,6 +211,4 @@ def find_family(config: Config) -> Family:
         raise ValueError(
             f"model type {shown(kind)} is not supported: {reason}; supported: {', '.join(sorted(FAMILIES))}"
         )
-    if kind == "ernie" and entry(config, "use_task_id", "bool", False):
-        return _ERNIE_WITH_TASKS
-    return FAMILIES[str(kind)]
+    return FAMILIES[str(kind)].of(config)

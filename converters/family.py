@@ -85,8 +85,10 @@ class Family:
     name: transformers' model_type. base: what stands before the encoder's names in a model with a head. keys: see KEYS.
     fixed: entries that no config changes, by their path. adjust: what a table cannot say, over the description read so
     far. buffers: endings of tensors that are no weights. lacks: tasks of head_tables.py for which transformers has no
-    class. also: other bases, of some heads. spellings: other tables of names that published files have. positions: what
-    position_embedding_type may say. decoder: each token sees those before it alone, unless is_causal is false.
+    class. also: other bases, of some heads. spellings: other tables of names that published files have. names_by: the
+    table of names and the spellings, of a config. encoder: how the name of transformers' class without a head ends.
+    positions: what position_embedding_type may say. decoder: each token sees those before it alone, unless is_causal is
+    false.
     """
 
     name: str
@@ -99,6 +101,8 @@ class Family:
     lacks: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
     spellings: tuple[Names, ...] = ()
+    names_by: Callable[[Config], tuple[Names, ...]] | None = None
+    encoder: str = "Model"
     positions: tuple[str, ...] = ("absolute",)
     decoder: bool = False
 
@@ -110,14 +114,22 @@ class Family:
     def prefixes(self) -> tuple[str, ...]:
         return ("", *self.bases)
 
+    def of(self, document: Config) -> Family:
+        """With the names that go with a config."""
+        if self.names_by is None:
+            return self
+        names, *spellings = self.names_by(document)
+        return replace(self, names=names, spellings=tuple(spellings))
+
     def spelled(self, found: Container[str]) -> Family:
-        """With the names that a file has, by those of its first layer."""
-        for names in self.spellings:
+        """With the names that a file has, by those of its word table and its first layer."""
+
+        def fitting(names: Names) -> int:
             other = replace(self, names=names)
-            probe = other.source_names("layers.0.attention.qkv.weight")[0]
-            if any(prefix + probe in found for prefix in self.prefixes):
-                return other
-        return self
+            probes = [other.source_names(ours)[0] for ours in ("embeddings.word", "layers.0.attention.qkv.weight")]
+            return sum(any(prefix + probe in found for prefix in self.prefixes) for probe in probes)
+
+        return replace(self, names=max((self.names, *self.spellings), key=fitting))
 
     def config(self, document: Config) -> ModelConfig:
         """The encoder that a config.json describes; ValueError says what is missing or cannot be run."""

@@ -160,7 +160,10 @@ ROWS = (
 
 # Beginnings of tensors that belong to heads: left out where they are not wanted.
 _STEMS = {stem for row in ROWS for stem in (row.out, row.dense, row.norm) if stem}
-PREFIXES = ("dropout.", *sorted({stem.partition(".")[0] + "." for stem in _STEMS}))
+_DOTTED = {stem.partition(".")[0] + "." for stem in _STEMS if "." in stem}
+# A stem without a dot is one linear layer: what else begins so, such as a decoder's blocks, is no head.
+_ALONE = {stem for stem in _STEMS if "." not in stem and f"{stem}." not in _DOTTED}
+PREFIXES = ("dropout.", *sorted(_DOTTED), *(f"{stem}.{kind}" for stem in sorted(_ALONE) for kind in ("weight", "bias")))
 
 
 def rows_of(family: str) -> list[HeadRow]:

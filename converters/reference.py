@@ -33,17 +33,19 @@ def build_reference(checkpoint: Checkpoint, with_heads: bool) -> PreTrainedModel
     state = dict(_to_huggingface(document, config.encoder, ours))
     if with_heads:
         rows = {row.task: row for row in rows_of(config.architecture)}
-        model = _class_of([rows[head.task] for head in config.heads], settings)(settings)
+        endings = [rows[head.task].architecture for head in config.heads]
+        model = _class_of("ForPreTraining" if len(endings) > 1 else endings[0], settings)(settings)
         state = {f"{model.base_model_prefix}.{name}": tensor for name, tensor in state.items()}
         word = f"{model.base_model_prefix}.{find_family(document).source_names('embeddings.word')[0]}"
         state |= _head_state(checkpoint, rows, model, state[word])
     else:
         keywords = {"add_pooling_layer": config.encoder.pooler} if "pooler" in find_family(document).names else {}
-        model = transformers.AutoModel.from_config(settings, **keywords)
+        model = _class_of(find_family(document).encoder, settings)._from_config(settings, **keywords)
     result = model.float().eval().load_state_dict(state, strict=False)
     # Classes for single tokens have no pooler, while their checkpoints may keep one.
     unused = [name for name in result.unexpected_keys if "pooler." not in name]
-    if result.missing_keys or unused:
+    missing = [name for name in result.missing_keys if not name.endswith(find_family(document).buffers)]
+    if missing or unused:
         raise RuntimeError(f"{type(model).__name__} does not take the weights: {result}")
     return model
 
@@ -75,14 +77,13 @@ def _to_huggingface(
             yield from zip(row, tensor.split(rows), strict=True)
 
 
-def _class_of(rows: list[HeadRow], settings: Any) -> Any:
-    """transformers' class with these heads, for any class of the family."""
+def _class_of(ending: str, settings: Any) -> Any:
+    """The class of a family whose name ends so, by the family's config."""
     from transformers import AutoModel
 
     classes: Any = AutoModel._model_mapping
     base = classes[type(settings)]
-    name = "ForPreTraining" if len(rows) > 1 else rows[0].architecture
-    return getattr(import_module(base.__module__), base.__name__.removesuffix("Model") + name)
+    return getattr(import_module(base.__module__), base.__name__.removesuffix("Model") + ending)
 
 
 def _head_state(

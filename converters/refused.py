@@ -9,7 +9,6 @@ _ROTARY = "no table is there yet: its positions are rotary, and its feed-forward
 _RELATIVE = "its attention scores depend on positions through projections of their own"
 _BOXES = "its embeddings take the place of each word on a page"
 _SEQ2SEQ = "it is an encoder with a decoder, of which ftbert runs neither"
-_T5 = "its positions are a bias by distance in buckets, and its norms RMSNorm without a bias"
 _APPROXIMATE = "its attention is an approximation of the full one"
 _LANGUAGES = "its embeddings add languages, and its mask multiplies each layer's result"
 _SPEECH = "it reads sound, with convolutions between its layers"
@@ -27,7 +26,6 @@ _BY_REASON: dict[str, tuple[str, ...]] = {
     _RELATIVE: ("deberta", "deberta-v2"),
     _BOXES: ("layoutlm", "layoutlmv2", "layoutlmv3"),
     _SEQ2SEQ: ("bart", "mbart", "mvp"),
-    _T5: ("mt5", "t5", "umt5"),
     _APPROXIMATE: ("mra", "nystromformer", "yoso"),
     _LANGUAGES: ("flaubert", "xlm"),
     _SPEECH: (

@@ -29,11 +29,12 @@ void linear_into(Context<Device>& context, const Linear<T>& weights, const T* x,
 
 template <class Device, class T>
 struct Encoder<Device, T>::Buffers {
-  CachePlaces places{};   // of a batch in slots of a cache
-  T* read = nullptr;      // [output_rows, hidden], where a head reads them
-  T* x = nullptr;         // [tokens, hidden], where not all rows are read
-  T* chosen = nullptr;    // [output_rows, width], attention's result in those that are
-  T* embedded = nullptr;  // [tokens, embedding], where it is projected to hidden
+  CachePlaces places{};      // of a batch in slots of a cache
+  T* read = nullptr;         // [output_rows, hidden], where a head reads them
+  T* x = nullptr;            // [tokens, hidden], where not all rows are read
+  T* chosen = nullptr;       // [output_rows, width], attention's result in those that are
+  T* embedded = nullptr;     // [tokens, embedding], where it is projected to hidden
+  float* factors = nullptr;  // [tokens] of the rows of the word table, where the model has token dropout
   LayerBuffers<T> layers;
   std::vector<LayerBuffers<T>> alone;  // of threads with sequences of their own; in the memory of `layers`
 };
@@ -90,6 +91,7 @@ auto Encoder<Device, T>::carve(Workspace& ws, const Batch& batch, const Schedule
   if (choose) b.x = ws.take<T>(rows_with_slack<Device>(tokens) * c.hidden);
   if (choose) b.chosen = ws.take<T>(rows_with_slack<Device>(chosen) * width);
   if (c.embedding_projection) b.embedded = ws.take<T>(rows_with_slack<Device>(tokens) * c.embedding);
+  if (c.token_dropout && c.stage.first()) b.factors = ws.take<float>(tokens);
   LayerBuffers<T> of_batch;
   layers_.carve(ws, std::max(tokens, chosen), of_batch);
   if (tokens <= limits_.by_moments)
@@ -147,9 +149,12 @@ void Encoder<Device, T>::embed(Context<Device>& context, const Batch& batch, con
     copy_on_device(context, batch.hidden, x, batch.tokens() * c.hidden * sizeof(T));
     return quantised();
   }
+  if (c.token_dropout)
+    token_factors<Device>(context, batch.ids, batch.to_padded, batch.sequences.cu_q, batch.sequences.count,
+                          c.token_dropout->mask_id, c.token_dropout->kept, batch.tokens(), b.factors);
   const auto sums = [&](T* out, const Operand& beside) {
     embeddings_layernorm<Device, T>(context, tables, batch.ids, batch.types, batch.to_padded, batch.positions,
-                                    batch.tokens(), c.embedding, out, beside);
+                                    batch.tokens(), c.embedding, out, beside, b.factors);
   };
   if (!b.embedded) return sums(x, copy);
   sums(b.embedded, {});

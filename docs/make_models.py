@@ -109,11 +109,13 @@ def render() -> str:
     for family in families:
         table = find_family(make_config(family, 0).to_dict())
         config = table.config(make_config(family, 0).to_dict())
-        layers = config.layers
+        layers, bias = config.layers, config.relative_bias
         besides = [
             ("embedding projection", "embeddings.projection" in table.names),
             ("layers share weights", len({layer.weights_of for layer in layers}) < config.depth),
-            ("relative position bias", config.relative_bias is not None),
+            ("relative position bias", bias is not None),
+            ("a table of biases for each layer", bias is not None and bias.of == "layers"),
+            ("scores without a scale", any(layer.attention.scale == 1 for layer in layers)),
             ("each token sees those before it", any(layer.attention.causal for layer in layers)),
             ("windows", any(layer.attention.window for layer in layers)),
             ("norms of queries and keys", any(layer.attention.qk_norm for layer in layers)),
@@ -125,7 +127,8 @@ def render() -> str:
         between = {"/sandwich" for layer in layers if layer.ffn_result_norm}
         places = "/".join(sorted({layer.norm_place for layer in layers})) + "".join(between)
         places += ", RMS" if kinds == {"rms"} else ""
-        positions = {"absolute": "column", "from_padding": "counted from the padding id", "none": "rotary"}
+        positions = {"absolute": "column", "from_padding": "counted from the padding id"}
+        positions["none"] = "rotary" if any(layer.attention.rotary for layer in layers) else "by distance"
         cells = [
             family, places, positions[config.positions.kind], "yes" if config.token_types else "no",
             "yes" if "pooler" in table.names else "no", "; ".join(text for text, there in besides if there),
@@ -138,10 +141,12 @@ def render() -> str:
         "`use_bidirectional_attention`, in both directions. Their head over the vocabulary, tied or not, is read when",
         "a score asks for it (`predict`, `rerank`, `Model.head`): no call of the model computes it. `new` is the type",
         "of the published GTE models (gte-en-v1.5, gte-multilingual), compared with a model that the tests have.",
-        "Soft caps of attention scores (gemma2) run on the general path; of transformers' attentions `eager` alone has",
-        "them. Activations: gelu (erf), gelu_new and its other spellings (tanh), relu, silu, tanh. Rotary frequencies",
-        "that change with a text's length (`rope_type` dynamic, nomic's `rotary_scaling_factor`) are those of texts up",
-        "to the trained length, where longer ones are cut; `load` warns.",
+        "T5's encoders are read of checkpoints with a decoder too, and `optimize` computes the encoder of a model",
+        "that generates. Soft caps of attention scores (gemma2) run on the general path; of transformers'",
+        "attentions `eager` alone has them. Activations: gelu (erf), gelu_new and its other spellings (tanh),",
+        "quick_gelu, relu, silu, tanh. Rotary frequencies that change with a text's length (`rope_type` dynamic,",
+        "nomic's `rotary_scaling_factor`) are those of texts up to the trained length, where longer ones are cut;",
+        "`load` warns.",
         "",
         "With real weights, on sentences of STS-B, in float32 on the CPU (`tests/test_real_decoders.py`):",
         "",

@@ -73,7 +73,7 @@ def build(
     gets that of each of the encoder's tensors, by name, where all ranks read all. Raises what `ftbert.load` does."""
     place = places[0]
     element, quantizes_to = types_of(checkpoint, place, asked)
-    check_range(checkpoint.config.encoder.embedding_scale, element)
+    check_range(checkpoint.config.encoder.outgrows_fp16, element)
     if quantizes_to is None:
         opened: Any = nullcontext(checkpoint)
     elif quantizes_to == INT8 and checkpoint.in_int8 is not None:

@@ -129,13 +129,12 @@ def q8_0_is_fast(device: torch.device) -> bool:
     return device.type != "cuda" or bool(Gpu.of(device).warpgroups)
 
 
-def check_range(embedding_scale: float, dtype: Dtype) -> None:
-    """Warns of fp16 for models that scale their embeddings (Gemma, by sqrt(hidden)): their residual streams outgrow its
-    largest number, 65504; in Gemma 3 270M they reach 104,000."""
-    if dtype == torch.float16 and embedding_scale > 1:
+def check_range(outgrows_fp16: bool, dtype: Dtype) -> None:
+    """Warns of fp16 for models whose residual streams outgrow its largest number, 65504 (ModelConfig.outgrows_fp16)."""
+    if dtype == torch.float16 and outgrows_fp16:
         warn_caller(
-            "this model scales its embeddings, as Gemma does, whose numbers outgrow fp16's 65504 and then are no "
-            "numbers any more; use bf16",
+            "this model scales its embeddings, as Gemma does, or is a large one without a scale of scores, as T5's: "
+            "its numbers outgrow fp16's 65504 and then are no numbers any more; use bf16",
         )
 
 
@@ -172,7 +171,7 @@ def told_speed(device: torch.device) -> dict[str, str]:
 
 
 def stream_dtype(
-    device: torch.device, dtype: Dtype, stored: torch.dtype = torch.float32, embedding_scale: float = 1.0
+    device: torch.device, dtype: Dtype, stored: torch.dtype = torch.float32, outgrows_fp16: bool = False
 ) -> torch.dtype:
     """The element type of the residual stream, of vectors and tables in a model of `dtype`: all but the operands of
     matrix products. On the CPU it is float32. fp8 and q8_0 have 16 bits there, by how the model's weights are `stored`:
@@ -180,5 +179,5 @@ def stream_dtype(
     if device.type == "cpu":
         return torch.float32
     if isinstance(dtype, str) or dtype == FP8:
-        return torch.bfloat16 if stored == torch.bfloat16 or embedding_scale > 1 else torch.float16
+        return torch.bfloat16 if stored == torch.bfloat16 or outgrows_fp16 else torch.float16
     return dtype

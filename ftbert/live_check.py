@@ -19,6 +19,18 @@ from ftbert.dtypes import Dtype
 from ftbert.packed_model import PackedModel
 
 
+def encoder_of(model: Any) -> Any:
+    """The part of a transformers model that ftbert computes: without its head, of one with a decoder its encoder, of
+    one with a tower for text that."""
+    from transformers import PreTrainedModel
+
+    base = getattr(model, "base_model", model)
+    if isinstance(getattr(base, "decoder", None), PreTrainedModel):
+        return base.get_encoder()
+    tower = getattr(base, "text_model", None)
+    return tower if isinstance(tower, PreTrainedModel) else base
+
+
 def sample_ids(vocab: int, max_seq: int, device: torch.device) -> Tensor:
     """int64 [1, seq] of the first ids."""
     return torch.arange(min(8, max_seq), device=device)[None] % vocab
@@ -84,7 +96,7 @@ def check_loaded(model: PackedModel, live: Any) -> None:
 
     Warns of results that only `live` itself gives: forward hooks inside, a head that is not transformers'.
     """
-    name, base = type(live).__name__, getattr(live, "base_model", live)
+    name, base = type(live).__name__, encoder_of(live)
     with torch.inference_mode(False), torch.no_grad(), _in_eval_mode(live):
         try:
             _compare(model, live)
@@ -129,7 +141,7 @@ def _compare(model: PackedModel, live: Any, rounded: Any = None) -> None:
         return None if of is None else of(input_ids=ids, attention_mask=torch.ones_like(ids), return_dict=True)
 
     ours: Any = model(ids.to(model.device))
-    theirs, near = (asked(getattr(of, "base_model", of)) for of in (live, rounded))
+    theirs, near = (asked(encoder_of(of)) for of in (live, rounded))
     check_equal(
         ours.last_hidden_state, theirs.last_hidden_state, name, allowed, rounded=near and near.last_hidden_state
     )

@@ -24,7 +24,7 @@ def types_of(checkpoint: Checkpoint, place: torch.device, asked: Dtype | None) -
     elif asked in EIGHT_BITS.values():
         becomes = asked
     if isinstance(asked, str) or asked in EIGHT_BITS.values():
-        return stream_dtype(place, asked, checkpoint.stored_dtype, encoder.embedding_scale), becomes
+        return stream_dtype(place, asked, checkpoint.stored_dtype, encoder.outgrows_fp16), becomes
     return asked, None
 
 

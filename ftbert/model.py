@@ -348,7 +348,7 @@ class Model(Replicated, TextModel, LanguageModel):
                 word = users_word(bits.pop())
                 raise ValueError(f"weights of a live model do not become {word}, or cease to be, here: load it again")
             warn_caller(f"this model's weights were rounded to {self.dtype} and stay so")
-        check_range(self.config.embedding_scale, element)
+        check_range(self.config.outgrows_fp16, element)
         return replicate(self.copy_to(places[0], element), places[1:])
 
     def copy_to(self, place: torch.device, element: Dtype | None = None) -> Model:

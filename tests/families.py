@@ -48,6 +48,16 @@ _SETTINGS: dict[str, list[dict[str, Any]]] = {
     "ernie": [{"use_task_id": True}, {"use_task_id": False}],
     "megatron-bert": [{}, {}],
     "mpnet": [{}, {"relative_attention_num_buckets": 40}],
+    # Few buckets and distances, so that these texts reach the last; heads wider and narrower than hidden.
+    "t5": [
+        {"d_kv": 20, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 12},
+        {"d_kv": 10, "feed_forward_proj": "gated-gelu"},
+    ],
+    "mt5": [{"d_kv": 16, "relative_attention_max_distance": 20}, {"d_kv": 13, "feed_forward_proj": "gated-silu"}],
+    "umt5": [
+        {"d_kv": 16, "relative_attention_num_buckets": 9, "relative_attention_max_distance": 12},
+        {"d_kv": 10, "feed_forward_proj": "relu"},
+    ],
     "rembert": [{"input_embedding_size": 16, "output_embedding_size": 56}, {"input_embedding_size": 39}],
     "roberta": [{}, {"type_vocab_size": 1}],
     "roberta-prelayernorm": [{}, {}],
@@ -120,11 +130,22 @@ _SETTINGS: dict[str, list[dict[str, Any]]] = {
         },
     ],
 }  # fmt: skip
-ROTARY = sorted(family for family, table in FAMILIES.items() if table.fixed.get("positions.kind") == "none")
-_DISTILBERT = {
-    "hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads",
-    "intermediate_size": "hidden_dim", "hidden_act": "activation",
-}  # fmt: skip
+_BIASED = ("attention.relative_bias", "layers.{i}.attention.relative_bias")
+ROTARY = sorted(
+    family
+    for family, table in FAMILIES.items()
+    if table.fixed.get("positions.kind") == "none" and not table.names.keys() & set(_BIASED)
+)
+# What families call the entries of _SIZES.
+_KEYS: dict[str, dict[str, str]] = {
+    "distilbert": {
+        "hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads",
+        "intermediate_size": "hidden_dim", "hidden_act": "activation",
+    },
+} | dict.fromkeys(("t5", "mt5", "umt5"), {
+    "hidden_size": "d_model", "num_hidden_layers": "num_layers", "num_attention_heads": "num_heads",
+    "intermediate_size": "d_ff", "layer_norm_eps": "layer_norm_epsilon",
+})  # fmt: skip
 
 # Heads, and the encoder alone.
 CASES = [(family, task) for family in FAMILIES for task in ["encoder", *(row.task for row in rows_of(family))]]
@@ -141,8 +162,7 @@ def make_config(family: str, size: int, **overrides: Any) -> Any:
     if FAMILIES[family].decoder:
         settings |= {"tie_word_embeddings": size == 1}
     settings |= overrides
-    if family == "distilbert":
-        settings = {_DISTILBERT.get(key, key): value for key, value in settings.items()}
+    settings = {_KEYS.get(family, {}).get(key, key): value for key, value in settings.items()}
     return AutoConfig.for_model(family, **settings)
 
 
@@ -157,9 +177,8 @@ def make_model(family: str, task: str, size: int, seed: int = 0, **overrides: An
     if task == "causal_lm":
         return randomise(transformers.AutoModelForCausalLM.from_config(config), seed)
     base = transformers.AutoModel._model_mapping[type(config)]
-    ending = {row.task: row.architecture for row in rows_of(family)}.get(task)
-    home = sys.modules[base.__module__]
-    kind = getattr(home, base.__name__.removesuffix("Model") + ending) if ending else base
+    ending = {row.task: row.architecture for row in rows_of(family)}.get(task, FAMILIES[family].encoder)
+    kind = getattr(sys.modules[base.__module__], base.__name__.removesuffix("Model") + ending)
     return randomise(kind(config), seed)
 
 

@@ -37,6 +37,8 @@ def activation(x: Tensor, name: str) -> Tensor:
         return x * 0.5 * (1 + torch.erf(x / math.sqrt(2)))
     if name == "gelu_tanh":
         return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    if name == "quick_gelu":
+        return x / (1 + torch.exp(-1.702 * x))
     if name == "silu":
         return x / (1 + torch.exp(-x))
     return {"relu": torch.relu, "tanh": torch.tanh, "none": lambda y: y}[name](x)

@@ -289,7 +289,10 @@ def flat(config: ModelConfig) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in ROTARY])
+LATER = ("t5", "mt5", "umt5")  # with words that version 1 did not have
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in (*ROTARY, *LATER)])
 def test_checkpoints_of_version_1(tmp_path: Path, family: str) -> None:
     folder = convert(make_model(family, "encoder", 1), tmp_path / "ours")
     document = json.loads((folder / "config.json").read_text())

@@ -175,13 +175,13 @@ def test_a_folder_of_fp8_on_other_devices(folder: Path, tmp_path: Path, gpu: Any
 
 
 def test_types_of_streams() -> None:
-    for stored, scale, want in (
-        (torch.float32, 1.0, torch.float16), (torch.float16, 1.0, torch.float16), (torch.bfloat16, 1.0, torch.bfloat16),
-        (torch.float32, 25.3, torch.bfloat16), (torch.float16, 25.3, torch.bfloat16), (torch.float64, 0.5, torch.float16),
+    for stored, outgrows, want in (
+        (torch.float32, False, torch.float16), (torch.float16, False, torch.float16), (torch.bfloat16, False, torch.bfloat16),
+        (torch.float32, True, torch.bfloat16), (torch.float16, True, torch.bfloat16), (torch.float64, False, torch.float16),
     ):  # fmt: skip
-        assert stream_dtype(GPU, FP8, stored, scale) == want
-        assert stream_dtype(GPU, torch.float16, stored, scale) == torch.float16
-        assert stream_dtype(CPU, torch.bfloat16, stored, scale) == torch.float32
+        assert stream_dtype(GPU, FP8, stored, outgrows) == want
+        assert stream_dtype(GPU, torch.float16, stored, outgrows) == torch.float16
+        assert stream_dtype(CPU, torch.bfloat16, stored, outgrows) == torch.float32
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16], ids=str)

@@ -118,13 +118,14 @@ def modules_of(*kinds: str) -> list[dict[str, Any]]:
 def sentence_folder(
     folder: Path, *, pooling: str | list[str] = "mean", include_prompt: bool = True, normalize: bool = False,
     behind: Sequence[str | dict[str, Any]] = (), transformer: str = "", sentence: dict[str, Any] | None = None,
-    tokenizer: dict[str, Any] | None = None, bert: dict[str, Any] | None = None, **settings: Any,
+    tokenizer: dict[str, Any] | None = None, bert: dict[str, Any] | None = None, model: Any = None, **settings: Any,
 ) -> Path:  # fmt: skip
-    """A random BERT as sentence-transformers saves one. behind: the modules after the pooling, names or the config of a
+    """A random BERT, or `model`, as sentence-transformers saves one. behind: the modules after the pooling, names or the config of a
     Dense with random weights; transformer: the folder of its files; settings: of config_sentence_transformers.json."""
     home = folder / transformer
     write(home, "bert", **(tokenizer or {}))
-    make_bert(**{"vocab_size": 300, "max_position_embeddings": 48, **(bert or {})}).save_pretrained(home)
+    made = model or make_bert(**{"vocab_size": 300, "max_position_embeddings": 48, **(bert or {})})
+    made.save_pretrained(home)
     kinds = [*(one if isinstance(one, str) else "Dense" for one in behind), *["Normalize"] * normalize]
     modules = modules_of("Transformer", "Pooling", *kinds)
     modules[0]["path"] = transformer

@@ -15,6 +15,7 @@ constexpr std::pair<std::string_view, Activation> kActivations[] = {
     {"gelu_new", Activation::gelu_tanh},
     {"gelu_fast", Activation::gelu_tanh},
     {"gelu_pytorch_tanh", Activation::gelu_tanh},
+    {"quick_gelu", Activation::quick_gelu},
     {"relu", Activation::relu},
     {"silu", Activation::silu},
     {"swish", Activation::silu},

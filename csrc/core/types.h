@@ -37,7 +37,7 @@ template <>
 inline constexpr DType kDType<bfloat16_t> = DType::bf16;
 
 // All activations; what a new one needs besides: CONTRIBUTING.md.
-#define FTBERT_ACTIVATIONS(X) X(none) X(gelu_erf) X(gelu_tanh) X(relu) X(silu) X(tanh)
+#define FTBERT_ACTIVATIONS(X) X(none) X(gelu_erf) X(gelu_tanh) X(quick_gelu) X(relu) X(silu) X(tanh)
 enum class Activation { FTBERT_ACTIVATIONS(FTBERT_ENUMERATOR) };
 enum class PositionKind {
   none,          // no position table (relative bias, rotary positions)

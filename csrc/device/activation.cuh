@@ -36,6 +36,10 @@ __device__ float activate(float x) {
     return x * sigmoid_16bit(1.5957691216057308f * (x + 0.044715f * x * x * x));
   } else if constexpr (kActivation == Activation::gelu_tanh) {
     return 0.5f * x * (1.0f + tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x)));
+  } else if constexpr (kActivation == Activation::quick_gelu && sizeof(E) == 2) {
+    return x * sigmoid_16bit(1.702f * x);
+  } else if constexpr (kActivation == Activation::quick_gelu) {
+    return x / (1.0f + expf(-1.702f * x));
   } else if constexpr (kActivation == Activation::relu) {
     return x < 0.0f ? 0.0f : x;  // NaN stays NaN, as in torch
   } else if constexpr (kActivation == Activation::silu && sizeof(E) == 2) {

@@ -144,6 +144,8 @@ inline float activate(float x) {
     return 0.5f * x * (1.0f + erf(x * 0.70710678118654752f));
   } else if constexpr (activation == Activation::gelu_tanh) {
     return 0.5f * x * (1.0f + tanh(0.79788456080286536f * (x + 0.044715f * x * x * x)));
+  } else if constexpr (activation == Activation::quick_gelu) {
+    return x / (1.0f + exp(-1.702f * x));
   } else if constexpr (activation == Activation::relu) {
     return x < 0.0f ? 0.0f : x;
   } else if constexpr (activation == Activation::silu) {

@@ -215,11 +215,11 @@ template <>
 void embeddings_layernorm<Cpu, float>(Context<Cpu>& context, const EmbeddingTables<float>& tables,
                                       const int64_t* input_ids, const int64_t* token_type_ids, const int64_t* to_padded,
                                       const int32_t* positions, int64_t tokens, int64_t cols, float* out,
-                                      const Operand& copy) {
+                                      const Operand& copy, const float* factors) {
   if (tables.word.format != &formats::int8) tables.word.as<float>();  // or an error
   if (copy) copy.byte_rows();
   isa_kernels().embeddings_layernorm(context, tables, input_ids, token_type_ids, to_padded, positions, tokens, cols,
-                                     out, copy);
+                                     out, copy, factors);
 }
 
 template <>

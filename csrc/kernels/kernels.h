@@ -54,6 +54,15 @@ void padding_positions(Context<Device>& context, PositionKind kind, const int64_
                        int64_t most,         // >= tokens
                        int32_t* positions);  // [most] out, 2^31-1 where larger; 0 past the last token
 
+// By what the rows of the word table are multiplied in a model that was trained with tokens dropped out (TokenDropout
+// of model/config.h): 0 where a kept token's id is mask_id, else kept / (1 - m), where m is the share of such ids among
+// the kept tokens of its sequence. Ids as of padding_positions.
+template <class Device>
+void token_factors(Context<Device>& context, const int64_t* input_ids, const int64_t* to_padded,
+                   const int32_t* cu_seqlens, int64_t batch, int64_t mask_id, float kept,
+                   int64_t most,     // >= tokens
+                   float* factors);  // [most] out; 0 past the last token
+
 // Packed ids in buffers of a fixed size, for launches that are recorded once and repeated: ids and types of the kept
 // tokens, then zeros; cu_seqlens, then its last value (empty sequences). token_type_ids == nullptr means type 0.
 template <class Device>
@@ -90,13 +99,14 @@ struct EmbeddingTables {
 // out[t] = norm(scale * word[id] + position[p] + token_type[tt]) for each packed token, gathered from padded ids
 // through to_padded (nullptr: ids are packed). token_type_ids == nullptr means type 0. An id or a position outside
 // its table gives a row of NaN on CUDA, where no host may be asked; the CPU's caller has checked them. copy: of out, as
-// the product that reads it wishes, with scales; without data: none.
+// the product that reads it wishes, with scales; without data: none. factors [tokens], where given: of each token's
+// word row, beside the scale.
 template <class Device, class T>
 void embeddings_layernorm(Context<Device>& context, const EmbeddingTables<T>& tables, const int64_t* input_ids,
                           const int64_t* token_type_ids, const int64_t* to_padded, const int32_t* positions,
                           int64_t tokens, int64_t cols,
                           T* out,  // [tokens, cols]
-                          const Operand& copy = {});
+                          const Operand& copy = {}, const float* factors = nullptr);
 
 // ---- add_bias_input_layernorm ------------------------------------------------------------------------------
 

@@ -240,7 +240,13 @@ ModelConfig ModelConfig::parse(std::string_view json, std::string* whole) {
   if (std::optional<Section> bias = read.section("relative_bias")) {
     c.relative_span = bias->integer("span", 1, 1 << 20);
     c.relative_heads = bias->integer("heads", 1, 1 << 16);
+    c.relative_of_layers = bias->choice<bool>("of", {{"model", false}, {"layers", true}});
     bias->finish();
+  }
+  if (std::optional<Section> dropout = read.section("token_dropout")) {
+    c.token_dropout = {.mask_id = dropout->integer("mask_id", 0, c.vocab - 1),
+                       .kept = static_cast<float>(dropout->number("kept", 0, 1))};
+    dropout->finish();
   }
   if (std::optional<Section> shard = read.section("shard")) {
     c.shard.size = shard->integer("size", 1, 1 << 16);

@@ -35,7 +35,7 @@ struct AttentionConfig {
   Heads heads;
   Window window;               // of the keys that a query sees; causal: none behind it
   float soft_cap = 0;          // of scaled scores; 0: none
-  bool relative_bias = false;  // the model's table of biases by distance is added to the scores
+  bool relative_bias = false;  // a table of biases by distance is added to the scores
   std::optional<Rotary> rotary;
   std::optional<NormConfig> qk_norm;  // over each head of queries and of keys
   bool qkv_bias = true, out_bias = true;
@@ -79,6 +79,14 @@ struct Stage {
   bool last() const { return index + 1 == count; }
 };
 
+// Of models that were trained with tokens dropped out (ESM): the row of the word table of a token whose id is mask_id
+// is 0, and those of other tokens are scaled by kept / (1 - m), where m is the share of such ids in the token's
+// sequence.
+struct TokenDropout {
+  int64_t mask_id = 0;
+  float kept = 1;  // share of the tokens that training kept
+};
+
 struct ModelConfig {
   int64_t vocab = 0;
   int64_t hidden = 0;         // of the residual stream
@@ -88,8 +96,10 @@ struct ModelConfig {
   int64_t padding_id = 0;
   const Format* word_type = nullptr;  // of the word table as stored; nullptr: the model's type
   double embedding_scale = 1;         // of rows of the word table, rounded to the stream's type (Gemma: sqrt(hidden))
-  int64_t relative_span = 0;   // of the table of relative biases: the same from this - 1 on; 0: the model has none
-  int64_t relative_heads = 0;  // rows of that table
+  int64_t relative_span = 0;        // of the table of relative biases: the same from this - 1 on; 0: the model has none
+  int64_t relative_heads = 0;       // rows of that table
+  bool relative_of_layers = false;  // each set of a layer's weights has such a table of its own
+  std::optional<TokenDropout> token_dropout;
   PositionKind positions = PositionKind::absolute;
   NormConfig embedding_norm;          // over the sum of the embeddings
   NormConfig final_norm;              // of what the last layer leaves

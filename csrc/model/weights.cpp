@@ -42,6 +42,8 @@ void walk_layer(const ModelConfig& c, const LayerConfig& l, const Visit& visit) 
     walk_norm(layer + "attention.q_norm", *l.attention.qk_norm, l.attention.heads.size, visit);
     walk_norm(layer + "attention.k_norm", *l.attention.qk_norm, l.attention.heads.size, visit);
   }
+  if (l.attention.relative_bias && c.relative_of_layers)
+    visit({layer + "attention.relative_bias", {c.relative_heads, 2 * c.relative_span - 1}});
   walk_linear(layer + "attention.out", c.hidden, l.attention.heads.width(), l.attention.out_bias, l.attention.out_type,
               visit);
   walk_norm(layer + "attention.norm", l.attention_norm, c.hidden, visit);
@@ -66,7 +68,8 @@ void walk_embeddings(const ModelConfig& c, const Visit& visit) {
 template <class Visit>
 void walk(const ModelConfig& c, const Visit& visit) {
   if (c.stage.first()) walk_embeddings(c, visit);
-  if (c.relative_span > 0) visit({"attention.relative_bias", {c.relative_heads, 2 * c.relative_span - 1}});
+  if (c.relative_span > 0 && !c.relative_of_layers)
+    visit({"attention.relative_bias", {c.relative_heads, 2 * c.relative_span - 1}});
   std::set<int64_t> seen;
   for (const LayerConfig& l : c.layers)
     if (seen.insert(l.weights_of).second) walk_layer(c, l, visit);
@@ -145,9 +148,9 @@ Weights<T> bind_weights(const ModelConfig& config, const WeightSource& source) {
   w.token_type = data("embeddings.token_type");
   w.embedding_norm = norm("embeddings.norm", config.embedding_norm);
   w.embedding_projection = linear("embeddings.projection");
-  const T* const relative_bias = data("attention.relative_bias");
   for (const LayerConfig& c : config.layers) {
     const std::string layer = layer_prefix(c);
+    const std::string relative_bias = (config.relative_of_layers ? layer : "") + "attention.relative_bias";
     const NormConfig qk_norm = c.attention.qk_norm.value_or(NormConfig());
     w.layers.push_back(
         {.config = c,
@@ -156,7 +159,7 @@ Weights<T> bind_weights(const ModelConfig& config, const WeightSource& source) {
          .q_norm = norm(layer + "attention.q_norm", qk_norm),
          .k_norm = norm(layer + "attention.k_norm", qk_norm),
          .rotation = {},
-         .relative_bias = c.attention.relative_bias ? relative_bias : nullptr,
+         .relative_bias = c.attention.relative_bias ? data(relative_bias) : nullptr,
          .relative_span = c.attention.relative_bias ? config.relative_span : 0,
          .out = linear(layer + "attention.out", config.shard),
          .attention_norms = norms(layer + "attention", c.norm_place, c.attention_norm, c.attention_result_norm),

@@ -58,7 +58,7 @@ class RotaryConfig:
 class AttentionConfig:
     """kv_heads: of keys and values. scale: of a score. soft_cap: a scaled score s becomes soft_cap * tanh(s /
     soft_cap), where it is not None. window: how many keys a query sees to its left and right, None for all.
-    relative_bias: the model's table is added to the scores. qk_norm: over each head of queries and keys. qkv_type,
+    relative_bias: a table by distance is added to the scores. qk_norm: over each head of queries and keys. qkv_type,
     out_type: of the matrices as stored, "e4m3", "int8" or "q8_0", with scales, or that of the "model"."""
 
     heads: int
@@ -127,10 +127,21 @@ class PositionConfig:
 
 @dataclass(frozen=True)
 class RelativeBiasConfig:
-    """A table [heads, 2*span-1] of what is added to scores by distance, the same from span - 1 on."""
+    """A table [heads, 2*span-1] of what is added to scores by distance, the same from span - 1 on. of: the "model" has
+    one, or the "layers" have one each."""
 
     span: int
     heads: int
+    of: str = "model"
+
+
+@dataclass(frozen=True)
+class TokenDropoutConfig:
+    """Word rows of tokens whose id is mask_id are 0, those of others are scaled by kept / (1 - m), where m is the share
+    of such ids in the token's sequence."""
+
+    mask_id: int
+    kept: float
 
 
 @dataclass(frozen=True)
@@ -168,6 +179,7 @@ class ModelConfig:
     token_types: int
     embedding_scale: float
     relative_bias: RelativeBiasConfig | None
+    token_dropout: TokenDropoutConfig | None
     embedding_norm: NormConfig | None
     final_norm: NormConfig | None
     embedding_projection: bool
@@ -184,6 +196,13 @@ class ModelConfig:
     def max_seq(self) -> int:
         """Longest sequence in tokens."""
         return self.positions.rows - (self.padding_id + 1 if self.positions.kind == "from_padding" else 0)
+
+    @property
+    def outgrows_fp16(self) -> bool:
+        """Whether numbers of the residual stream may pass fp16's largest: where embeddings are scaled (Gemma 3 270M
+        reaches 104,000), and where scores are not and hidden is that of T5's large models."""
+        unscaled = any(layer.attention.scale == 1 for layer in self.layers)
+        return self.embedding_scale > 1 or (unscaled and self.hidden >= 1024)
 
     @property
     def has_8_bits(self) -> bool:
@@ -268,6 +287,7 @@ def _said(values: list[tuple[str, Any]]) -> Json:
 _NESTED: dict[str, Any] = {
     "attention": AttentionConfig, "ffn": FeedForwardConfig, "layers": LayerConfig, "rotary": RotaryConfig,
     "positions": PositionConfig, "relative_bias": RelativeBiasConfig, "shard": ShardConfig, "stage": StageConfig,
+    "token_dropout": TokenDropoutConfig,
 }  # fmt: skip
 
 

@@ -115,7 +115,7 @@ def _beside_e4m3(model: Checkpoint) -> str:
     from ftbert.devices import stream_dtype
     from ftbert.dtypes import DTYPES, FP8
 
-    stream = stream_dtype(torch.device("cuda"), FP8, model.stored_dtype, model.config.encoder.embedding_scale)
+    stream = stream_dtype(torch.device("cuda"), FP8, model.stored_dtype, model.config.encoder.outgrows_fp16)
     return next(word for word, dtype in DTYPES.items() if dtype == stream)
 
 

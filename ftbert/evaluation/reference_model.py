@@ -11,6 +11,7 @@ import torch
 from ftbert.checkpoint import WORD_TABLE, Checkpoint, ModelConfig
 from ftbert.converters import build_reference, open_checkpoint
 from ftbert.dtypes import DTYPES
+from ftbert.live_check import encoder_of
 from ftbert.model import Model
 from ftbert.quantization import int8_table
 
@@ -51,7 +52,7 @@ def plain_config(config: ModelConfig) -> ModelConfig:
 
 def base_of(reference: Any) -> Any:
     """The encoder of a transformers model, without its head."""
-    return getattr(reference, "base_model", reference)
+    return encoder_of(reference)
 
 
 def peer_dtype(model: Model) -> torch.dtype:

@@ -77,7 +77,7 @@ def build_encoder(
             for spec in config.weight_specs():
                 if spec.stored:
                     weights[spec.name] = stored.read(spec.name, formats()[spec.stored].numbers).to(device)
-        dtype = stream_dtype(device, dtype, checkpoint.stored_dtype, checkpoint.config.encoder.embedding_scale)
+        dtype = stream_dtype(device, dtype, checkpoint.stored_dtype, checkpoint.config.encoder.outgrows_fp16)
     else:
         config = replace(checkpoint.config.encoder, pooler=False)
     for spec in config.weight_specs():

@@ -11,6 +11,7 @@ from ftbert.converters import open_checkpoint, rows_of
 from ftbert.devices import check_device
 from ftbert.dtypes import parse_dtype
 from ftbert.keywords import keywords
+from ftbert.live_check import encoder_of
 from ftbert.optimization.patched_forward import PatchedForward, Settings, compute_dtype
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def _find_encoders(model: object) -> dict[PreTrainedModel, str]:
     while waiting:
         part = waiting.pop()
         if isinstance(part, PreTrainedModel):
-            found[part.base_model] = _first_column(part, root)  # type: ignore[index]
+            found[encoder_of(part)] = _first_column(part, root)
         else:
             waiting += part.children()
     if not found:
@@ -121,7 +122,7 @@ def _tokenizer_of(model: object) -> Any:
 
 
 def _first_column(part: PreTrainedModel, root: nn.Module) -> str:
-    if part.base_model is part:
+    if encoder_of(part) is part:
         # sentence-transformers' poolings go by the mask. Other modules around an encoder may read anything.
         known = part is root or type(root).__module__.startswith("sentence_transformers.")
         pooled = "pooled" if part is root and getattr(part, "pooler", None) is not None else "unread"

@@ -25,12 +25,12 @@ void read_row(const Operand& table, int64_t index, int64_t cols, float scale, fl
 
 void embeddings_layernorm(Context<Cpu>&, const EmbeddingTables<float>& tables, const int64_t* input_ids,
                           const int64_t* token_type_ids, const int64_t* to_padded, const int32_t* positions,
-                          int64_t tokens, int64_t cols, float* out, const Operand& copy) {
+                          int64_t tokens, int64_t cols, float* out, const Operand& copy, const float* factors) {
 #pragma omp parallel for schedule(static) if (tokens * cols > kSerialElements)
   for (int64_t t = 0; t < tokens; ++t) {
     const int64_t source = to_padded ? to_padded[t] : t;
     float* row = out + t * cols;
-    read_row(tables.word, input_ids[source], cols, tables.scale, row);
+    read_row(tables.word, input_ids[source], cols, factors ? tables.scale * factors[t] : tables.scale, row);
     // The order of transformers' BertEmbeddings: word + token type, then + position.
     if (tables.token_type) {
       const float* type = tables.token_type + (token_type_ids ? token_type_ids[source] : 0) * cols;

@@ -53,15 +53,17 @@ __global__ void __launch_bounds__(Shape::kMaxThreads)
 
 constexpr int kScaledThreads = 256;
 
-// The sum alone; the scaled row is rounded to E before it is added to, and so is the scale.
+// The sum alone; the scaled row is rounded to E before it is added to, and so is a scale that all tokens share.
 template <int W, class E>
 __global__ void __launch_bounds__(kScaledThreads)
-    scaled_embeddings_kernel(Tables<E> tables, float scale, const int64_t* input_ids, const int64_t* token_type_ids,
-                             const int64_t* to_padded, const int32_t* positions, int64_t tokens, int cols, E* out) {
+    scaled_embeddings_kernel(Tables<E> tables, float scale, const float* factors, const int64_t* input_ids,
+                             const int64_t* token_type_ids, const int64_t* to_padded, const int32_t* positions,
+                             int64_t tokens, int cols, E* out) {
   using Pack = Packed<E, W>;
-  const float factor = to_float(from_float<E>(scale));
+  const float rounded = to_float(from_float<E>(scale));
   for (int64_t t = blockIdx.x; t < tokens; t += gridDim.x) {
     const int64_t at = to_padded ? to_padded[t] : t;
+    const float factor = factors ? scale * factors[t] : rounded;
     bool inside = true;
     const E* word = table_row(tables.word, input_ids[at], tables.vocab, cols, inside);
     const E* type =
@@ -97,7 +99,7 @@ __global__ void __launch_bounds__(kScaledThreads)
 template <class Device, class T>
 void embeddings_layernorm(Context<Device>& context, const EmbeddingTables<T>& tables, const int64_t* input_ids,
                           const int64_t* token_type_ids, const int64_t* to_padded, const int32_t* positions,
-                          int64_t tokens, int64_t cols, T* out, const Operand& copy) {
+                          int64_t tokens, int64_t cols, T* out, const Operand& copy, const float* factors) {
   if (tokens == 0 || cols == 0) return;
   FTBERT_CHECK(cols < (1 << 30), "embeddings_layernorm: a row has at most 2^30 elements, got ", cols);
   FTBERT_CHECK(!tables.position || positions,
@@ -112,12 +114,12 @@ void embeddings_layernorm(Context<Device>& context, const EmbeddingTables<T>& ta
                             tables.max_positions,
                             tables.token_types,
                             {norm.kind, native(norm.gamma), native(norm.beta), norm.eps}};
-  if (tables.scale != 1 || norm.kind == NormKind::rms) {
+  if (tables.scale != 1 || factors || norm.kind == NormKind::rms) {
     with_width<kWidth<T>>(vectorizable(kWidth<T>, cols, word, tables.position, tables.token_type, out), [&]<int W>() {
       const int64_t warps = std::min<int64_t>((cols + 32 * W - 1) / (32 * W), kScaledThreads / 32);
       launch_kernel(context, "kernel embeddings_layernorm", scaled_embeddings_kernel<W, E>,
                     static_cast<unsigned>(std::min<int64_t>(tokens, INT_MAX)), static_cast<unsigned>(32 * warps),
-                    on_device, tables.scale, input_ids, token_type_ids, to_padded, positions, tokens, cols,
+                    on_device, tables.scale, factors, input_ids, token_type_ids, to_padded, positions, tokens, cols,
                     native(out));
     });
     if (norm)

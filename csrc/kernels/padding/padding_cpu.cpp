@@ -85,6 +85,21 @@ void padding_positions<Cpu>(Context<Cpu>&, PositionKind kind, const int64_t* inp
 }
 
 template <>
+void token_factors<Cpu>(Context<Cpu>&, const int64_t* input_ids, const int64_t* to_padded, const int32_t* cu_seqlens,
+                        int64_t batch, int64_t mask_id, float kept, int64_t most, float* factors) {
+  std::fill(factors + cu_seqlens[batch], factors + most, 0.0f);
+#pragma omp parallel for schedule(static) if (cu_seqlens[batch] > kSerialElements)
+  for (int64_t b = 0; b < batch; ++b) {
+    const int64_t begin = cu_seqlens[b], end = cu_seqlens[b + 1];
+    const auto masked = [&](int64_t t) { return input_ids[to_padded ? to_padded[t] : t] == mask_id; };
+    int64_t count = 0;
+    for (int64_t t = begin; t < end; ++t) count += masked(t);
+    const float share = static_cast<float>(count) / static_cast<float>(end - begin);
+    for (int64_t t = begin; t < end; ++t) factors[t] = masked(t) ? 0.0f : kept / (1.0f - share);
+  }
+}
+
+template <>
 void padding_stage<Cpu>(Context<Cpu>& context, const int64_t* input_ids, const int64_t* token_type_ids,
                         const int64_t* to_padded, const int32_t* cu_seqlens, int64_t tokens, int64_t batch, int64_t seq,
                         int64_t most_tokens, int64_t most_batch, int64_t* staged_ids, int64_t* staged_types,

@@ -260,6 +260,26 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// A block to a sequence.
+__global__ void token_factors_kernel(const int64_t* input_ids, const int64_t* to_padded, const int32_t* cu_seqlens,
+                                     int64_t batch, int64_t mask_id, float kept, int64_t most, float* factors) {
+  for (int64_t b = blockIdx.x; b < batch; b += gridDim.x) {
+    const int64_t begin = cu_seqlens[b], end = cu_seqlens[b + 1];
+    const auto masked = [&](int64_t t) { return input_ids[to_padded ? to_padded[t] : t] == mask_id; };
+    int count = 0;
+    for (int64_t first = begin; first < end; first += blockDim.x) {
+      const int64_t t = first + threadIdx.x;
+      count += __syncthreads_count(t < end && masked(t));
+    }
+    const float share = static_cast<float>(count) / static_cast<float>(end - begin);
+    for (int64_t t = begin + threadIdx.x; t < end; t += blockDim.x)
+      factors[t] = masked(t) ? 0.0f : kept / (1.0f - share);
+  }
+  const int64_t step = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t t = cu_seqlens[batch] + int64_t{blockIdx.x} * blockDim.x + threadIdx.x; t < most; t += step)
+    factors[t] = 0.0f;
+}
+
 }  // namespace
 
 template <class Device, class M>
@@ -313,6 +333,15 @@ void padding_positions(Context<Cuda>& context, PositionKind kind, const int64_t*
   else
     launch_kernel(context, "kernel padding_positions", positions_from_padding_kernel, blocks, kThreads, input_ids,
                   to_padded, cu_seqlens, batch, seq, padding_id, most, positions);
+}
+
+template <>
+void token_factors(Context<Cuda>& context, const int64_t* input_ids, const int64_t* to_padded,
+                   const int32_t* cu_seqlens, int64_t batch, int64_t mask_id, float kept, int64_t most,
+                   float* factors) {
+  if (most == 0) return;
+  launch_kernel(context, "kernel token_factors", token_factors_kernel, grid(batch, context.sm_count), kThreads,
+                input_ids, to_padded, cu_seqlens, batch, mask_id, kept, most, factors);
 }
 
 #define FTBERT_INSTANTIATE(M) \
