@@ -10,19 +10,25 @@ from typing import Any
 
 import pytest
 import torch
-from own_kernels import VARIANTS, have_warpgroups
+from conftest import have_gpu
+from own_kernels import VARIANTS, WORDS, supports
 from torch import Tensor
 from torch.nn.functional import gelu, silu
 
 import ftbert
 from ftbert._library import load_library
 from ftbert.decoding.decoder import decoder_of
-
-pytestmark = pytest.mark.skipif(
-    not have_warpgroups(), reason="no GPU with bulk copies"
-)
+from ftbert.tuning import Product
 
 load_library()
+# Of this GPU: which brings the weight by Hopper's accelerator, or each lane what it multiplies.
+KERNELS = [
+    kernel
+    for kernel in ("few_rows", "few_rows_lanes")
+    if have_gpu() and supports(kernel, "8x8", Product("fp16", 64, 64), 1)
+]
+pytestmark = pytest.mark.skipif(not KERNELS, reason="no GPU with a kernel for few rows")
+
 ops = torch.ops.ftbert
 DTYPES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 STORED = pytest.mark.parametrize("q8", [False, True], ids=["16", "q8_0"])
@@ -71,7 +77,7 @@ def few_rows(
 ) -> Tensor:  # fmt: skip
     """about: gamma, beta, eps, kind, offset and rounding of the norm before the product"""
     out: Tensor = ops.linear_own(
-        a, weight.stored, bias, activation, "few_rows", "8x8", gated, weight.scales, residual, *about, counter=counter
+        a, weight.stored, bias, activation, KERNELS[0], "8x8", gated, weight.scales, residual, *about, counter=counter
     )
     return out
 
@@ -102,7 +108,7 @@ def assert_near(got: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
 @DTYPES
 @STORED
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("m,n,k", [(1, 8, 64), (1, 2048, 4096), (2, 320, 576), (3, 1056, 1088), (5, 24, 12288), (8, 1536, 704), (2, 16384, 640), (3, 16384, 1408), (4, 12288, 1408), (5, 12288, 1408)])
+@pytest.mark.parametrize("m,n,k", [(1, 8, 64), (1, 2048, 4096), (1, 72, 12288), (2, 40, 6144), (2, 320, 576), (3, 1056, 1088), (5, 24, 12288), (8, 1536, 704), (2, 16384, 640), (3, 16384, 1408), (4, 12288, 1408), (5, 12288, 1408)])
 def test_norm_product_and_sum(m: int, n: int, k: int, rule: str, q8: bool, dtype: torch.dtype) -> None:
     found, weight = RULES[rule], Weight(n, k, q8, dtype)
     a = (random(m, k, seed=2) * 2 + 0.3).to(dtype).cuda()
@@ -167,6 +173,9 @@ def test_any_number_of_rows_by_a_weight_in_q8_0(m: int, n: int, k: int, gated: b
 def test_each_tile_of_a_product_by_q8_0(m: int, n: int, k: int, variant: str, dtype: torch.dtype) -> None:
     """Weights rounded to the stream's type, as without q8_0. A row is the same to the bit whichever rows are beside it,
     and NaN and infinity stay in their row."""
+    word = WORDS[dtype]
+    if not supports("wgmma_q8_0", variant, Product(f"{word} q8_0 {word}", n, k), m):
+        pytest.skip("no GPU with warpgroup instructions")
     weight, bias = Weight(n, k, True, dtype), random(n, seed=5).to(dtype).cuda()
     a = random(m, k, seed=2).to(dtype).cuda()
     sums = a.cpu().double() @ weight.exact.to(dtype).double().T
@@ -231,17 +240,21 @@ def test_more_chosen_rows_than_tokens() -> None:
     assert (got[[0, 9]].double() - want.double()).square().mean() / want.double().square().mean() < 1e-3
 
 
+def test_a_gpu_has_one_kernel_for_few_rows() -> None:
+    assert len(KERNELS) == 1
+
+
 def test_what_it_cannot_do_is_refused() -> None:
     weight = Weight(64, 64, False, torch.float16)
     rows = torch.ones(9, 64, dtype=torch.float16, device="cuda")
-    with pytest.raises(RuntimeError, match="few_rows 8x8 cannot do m=9"):
+    with pytest.raises(RuntimeError, match=f"{KERNELS[0]} 8x8 cannot do m=9"):
         few_rows(rows, weight)
-    with pytest.raises(RuntimeError, match="few_rows 8x8 cannot do m=1"):
-        ops.linear_own(rows[:1, :40].clone(), weight.stored[:, :40].clone(), None, "none", "few_rows", "8x8")
+    with pytest.raises(RuntimeError, match=f"{KERNELS[0]} 8x8 cannot do m=1"):
+        ops.linear_own(rows[:1, :40].clone(), weight.stored[:, :40].clone(), None, "none", KERNELS[0], "8x8")
     q8 = Weight(40, 64, True, torch.float16)
     with pytest.raises(RuntimeError, match="wgmma_q8_0 16x64 cannot do m=9 n=40 k=64"):
         ops.linear_own(rows, q8.stored, None, "none", "wgmma_q8_0", "16x64", scales=q8.scales)
-    with pytest.raises(RuntimeError, match="few_rows 8x8 cannot do m=1"):  # a sum and an activation
+    with pytest.raises(RuntimeError, match=f"{KERNELS[0]} 8x8 cannot do m=1"):  # a sum and an activation
         few_rows(rows[:1], weight, None, "silu", False, rows[:1])
 
 

@@ -32,7 +32,11 @@ __device__ inline void copy_async16(uint32_t shared, const void* global, bool va
                : "memory");
 #endif
 }
-// The same of 8 bytes.
+// The same of what is read once, by whole lines of the L2 cache.
+__device__ inline void copy_async16_once(uint32_t shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
+}
+// copy_async16 of 8 bytes.
 __device__ inline void copy_async8(uint32_t shared, const void* global, bool valid) {
 #ifdef FTBERT_BEFORE_AMPERE
   const uint2 x = valid ? *static_cast<const uint2*>(global) : uint2{};

@@ -129,14 +129,6 @@ __device__ inline void prefetch_map(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-// Named barriers of a block: 0 is __syncthreads.
-__device__ inline void named_barrier_wait(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-__device__ inline void named_barrier_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
 // How many registers a warpgroup's threads may have from here on.
 template <int kRegisters>
 __device__ void fewer_registers() {

@@ -1,4 +1,4 @@
-// A weight in Q8_0 -> row-major in 16 bits, for products of more rows than few_rows has.
+// A weight in Q8_0 -> row-major in 16 bits, for products of more rows than few_rows has, on other GPUs than Hopper.
 #include "core/format.h"
 #include "device/launch.cuh"
 #include "device/vector.cuh"

@@ -71,7 +71,7 @@ struct ProductData {
   HeadRules<void> rules = {};
   // Of few_rows, 0 before and after; products that may run at the same time need different ones, two by turns are
   // enough for a stream of kernels that overlap. With it, blocks take tiles of b's rows as they get to them; with
-  // nullptr all have as many.
+  // nullptr, and of few_rows_lanes, all have as many.
   uint32_t* tile_count = nullptr;
 };
 
@@ -157,6 +157,7 @@ extern const OwnKernel wgmma_prenorm;     // the same with the residual sum and 
 // whose other operand becomes Q8_1 first. a and c lie apart; weight, bias and the norm's vectors are read before the
 // kernel ahead has ended.
 extern const OwnKernel few_rows;
+extern const OwnKernel few_rows_lanes;  // the same on GPUs from 8.0 on that are no Hopper
 inline constexpr int kMostFewRows = 8;  // the narrow side of a tensor core's tile
 extern const OwnKernel wgmma_q8_0;      // Hopper, any number of rows by a weight in Q8_0
 std::span<const OwnKernel* const> own_kernels();

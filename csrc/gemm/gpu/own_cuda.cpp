@@ -12,7 +12,7 @@ double million_elements(const Product& p) { return 1e-6 * static_cast<double>(p.
 // cuBLASLt's first proposal, for 16-bit operands. Its wave count is unknown: add 3 %. add_bias_gate writes half of what
 // add_bias_act does, and so takes three quarters of its time. By large weights another line fits, from a few hundred
 // rows on, and add_bias_gate finds fewer of the sums in L2; add_bias_act behind them was not measured.
-OwnGuess cublas_guess(const Product& p, double saved_us) {
+OwnGuess cublas_guess(const Gpu& gpu, const Product& p, double saved_us) {
   const bool large = has_large_weight(p);
   double million = 2.63e-3 * static_cast<double>(p.k) + 0.38;  // of a million elements
   if (p.epilogue.gate == Gate::pairs)
@@ -21,7 +21,7 @@ OwnGuess cublas_guess(const Product& p, double saved_us) {
     million += 0.85;
   const double product = million * million_elements(p);
   const double us = large ? 2.0 + product : 1.03 * (4.0 + product);
-  return {.us = saved_us + (is_reading(p) ? std::max(us, 4.0 + reading_microseconds(p)) : us),
+  return {.us = saved_us + (is_reading(gpu, p) ? std::max(us, 4.0 + reading_microseconds(gpu, p)) : us),
           .beyond = p.m <= few_rows_of(p)};
 }
 
@@ -59,8 +59,8 @@ OwnChoice fastest(const Gpu& gpu, const Product& product, OwnGuess& best) {
 }  // namespace
 
 std::span<const OwnKernel* const> own_kernels() {
-  static constexpr const OwnKernel* kKernels[] = {&wgmma_persistent, &wgmma_tile, &wgmma_layernorm,
-                                                  &wgmma_prenorm,    &few_rows,   &wgmma_q8_0};
+  static constexpr const OwnKernel* kKernels[] = {&wgmma_persistent, &wgmma_tile,     &wgmma_layernorm, &wgmma_prenorm,
+                                                  &few_rows,         &few_rows_lanes, &wgmma_q8_0};
   return kKernels;
 }
 
@@ -159,7 +159,7 @@ OwnChoice guess_product(const Gpu& gpu, const Product& product) {
   }
   // `linear` has nothing but ours for E4M3 and Q8_0.
   OwnGuess best =
-      ours_alone ? OwnGuess{.beyond = true} : cublas_guess(product, heads ? rotary_microseconds(product) : 0);
+      ours_alone ? OwnGuess{.beyond = true} : cublas_guess(gpu, product, heads ? rotary_microseconds(product) : 0);
   const OwnChoice found = fastest(gpu, product.alone(), best);
   if (!normed) return found;
   best.us += norm_microseconds(product);

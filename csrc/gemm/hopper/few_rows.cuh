@@ -1,10 +1,8 @@
 // few_rows: c [m, n] = epilogue(norm(a [m, k]) @ b [n, k]^T) for m <= 8 on Hopper, as fast as b is read.
 //
-// A tile is eight of b's rows, the narrow operand of the tensor cores' products (mma.sync m16n8); all rows of a are the
-// wide operand. A block stays and takes one tile after another; with a counter it takes the next that no other block
-// has. One warp asks the accelerator for b in chunks of k, into a ring in shared memory. Eight warps read: they share a
-// chunk's columns, and then one of them, each for another tile, adds up the eight warps' sums while the others are at
-// the next tiles; or, where k is short, each has a tile alone (kMostApartSteps).
+// A block stays and takes one tile after another; with a counter it takes the next that no other block has. One warp
+// asks the accelerator for b in chunks of k, into a ring in shared memory. The warps that multiply are at the next
+// tiles while one of them adds up (gpu/few_rows.cuh).
 //
 // The ring is asked for before the kernel ahead has ended, and leaves room for the blocks of the kernel behind, so that
 // the memory is busy between two of them. It counts when a block lets the blocks behind start, for their rings are
@@ -12,10 +10,12 @@
 // accelerator takes 50 ns, whatever it brings: rows of 1 KB were slower than rows of 2 KB.
 #pragma once
 #include "device/launch.cuh"
+#include "device/named_barrier.cuh"
 #include "device/ring.cuh"
-#include "gemm/gpu/endings/store.cuh"
-#include "gemm/hopper/few_rows_norm.cuh"
-#include "gemm/hopper/few_rows_storage.cuh"
+#include "device/tma.cuh"
+#include "device/wgmma.cuh"
+#include "gemm/gpu/few_rows_norm.cuh"
+#include "gemm/hopper/few_rows_bulk.cuh"
 
 namespace ftbert {
 namespace {
@@ -24,20 +24,12 @@ constexpr int kMostStages = 16;  // of the ring, a chunk each
 // Tiles whose sums wait to be added up. There is room for the sums of kRoomRows rows of a: of two tiles where a has
 // eight rows, of eight where it has one or two.
 constexpr int kRooms = 8, kRoomRows = 16;
-// Where a tile has no more steps of k, a warp has it alone, and no sums are added up: by all warps three tiles of 9
-// steps took 1.5 us with all of b there, most of it for waiting on each other.
-constexpr int kMostApartSteps = 20;
 constexpr int kFewRowsThreads = kFewRowsReaders + 32;
 
 // The ring of b's chunks; and of rooms, which all readers fill and the warp that adds up empties. Every lane arrives:
 // if a single lane does, racecheck reports the other lanes' reads as a race, and it was no faster (H100).
 using ChunkRing = Ring<kMostStages, kFewRowsReaders>;
 using RoomRing = Ring<kRooms, 32, kFewRowsReaders>;
-
-template <class Storage, class E>
-__device__ bool multiplies_apart(const FewRows<E>& work) {
-  return work.k / Storage::kStep <= kMostApartSteps;
-}
 
 // Shared memory of a block: this, and as much as the launch says for the ring [work.stages][Storage::kChunk] and behind
 // it the rows of a.
@@ -61,36 +53,6 @@ struct FewRowsShared {
   __device__ ChunkRing chunk_ring(int stages) const { return {shared_address(chunks), stages}; }
   __device__ RoomRing room_ring(int count) const { return {shared_address(rooms), count}; }
 };
-
-// Two of a tile's sums, of a Fragment whose rows from 8 on are none.
-template <class E>
-struct SumPlace {
-  int row, column;
-  int64_t at;
-  bool there;
-
-  __device__ SumPlace(const FewRows<E>& work, int tile) {
-    row = Fragment::row(), column = tile * kTileRows + Fragment::column();
-    at = static_cast<int64_t>(row) * work.n + column;
-    there = row < work.m;
-  }
-};
-
-// Bias and, where c is added to, c: loaded before the sums are there.
-template <class E>
-__device__ float2 addend_of_sums(const FewRows<E>& work, int tile) {
-  const SumPlace<E> place(work, tile);
-  float bias[2] = {}, c[2] = {};
-  if (place.there && work.bias) Packed<E, 2>::load(work.bias + place.column).to_floats(bias);
-  if (place.there && work.add) Packed<E, 2>::load(work.c + place.at).to_floats(c);
-  return {bias[0] + c[0], bias[1] + c[1]};
-}
-
-template <class E>
-__device__ void store_sums(const FewRows<E>& work, int tile, float2 x) {
-  const SumPlace<E> place(work, tile);
-  store_pair(x, work.activation, work.gate, work.c, place.at, place.there);
-}
 
 // The block's next tile, in lane 0; beyond the last: none. The counter is asked before the wait for the kernel ahead:
 // neighbours have different ones (ProductData::tile_count). A block that is slower, such as one of two that share a
@@ -242,7 +204,7 @@ __device__ void multiply_tiles(const FewRows<E>& work, FewRowsShared& beside, co
   }
 }
 
-// Grid: at most a block for each tile. Storage: of few_rows_storage.cuh.
+// Grid: at most a block for each tile. Storage: of few_rows_bulk.cuh.
 template <class E, class Storage>
 __global__ void __launch_bounds__(kFewRowsThreads, 2) few_rows_kernel(const __grid_constant__ FewRows<E> work) {
 #ifdef FTBERT_WGMMA  // for bulk copies and their barriers: there is no wgmma here

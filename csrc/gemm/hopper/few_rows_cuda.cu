@@ -1,11 +1,9 @@
-// Products of up to eight rows: which there are, and their launches.
+// few_rows: which products it computes, and its launches.
 #include <algorithm>
 
-#include "core/check.h"
-#include "gemm/gpu/guessed_time.h"
-#include "gemm/gpu/own.h"
+#include "device/launch.cuh"
+#include "gemm/gpu/few_rows_launch.cuh"
 #include "gemm/hopper/few_rows.cuh"
-#include "kernels/kernels.h"
 
 namespace ftbert {
 namespace {
@@ -31,68 +29,19 @@ BlockMemory block_memory(int64_t m, bool add) {
   return {add ? kLess : kMore, 3};
 }
 
-// Of a row of a in shared memory: eight of them begin in different banks.
-int row_bytes(const Format* b, int64_t k) {
-  return static_cast<int>(b == &formats::q8_0 ? (k + 127) / 128 * 128 + 16 : (2 * k + 127) / 128 * 128 + 64);
-}
-// Of all m, and of the scales behind them.
+// Of all m rows of a in shared memory, and of the scales behind them.
 int64_t rows_bytes(const Format* b, int64_t m, int64_t k) {
   const int64_t scales =
-      b == &formats::q8_0 ? Q8Tiles<__half>::scale_bytes(static_cast<int>(m), static_cast<int>(k)) : 0;
-  return m * row_bytes(b, k) + scales;
-}
-
-bool fits(const Gpu& gpu, DType stream, const Format* b, int64_t m, int64_t n, int64_t k) {
-  const bool q8 = b == &formats::q8_0;
-  const int chunk = q8 ? Q8Tiles<__half>::kChunk : PlainRows<__half>::kChunk;
-  return gpu.warpgroups && is_16_bit(stream) && (q8 || b->numbers == stream) && m > 0 && m <= kMostFewRows && n > 0 &&
-         n % kTileRows == 0 && k > 0 && k % (q8 ? Q8Tiles<__half>::kStep : PlainRows<__half>::kStep) == 0 &&
-         n * k <= INT32_MAX && k <= kMostPreparedColumns && rows_bytes(b, m, k) + kFewestStages * chunk <= kWhole;
+      b == &formats::q8_0 ? BulkTiles<__half>::scale_bytes(static_cast<int>(m), static_cast<int>(k)) : 0;
+  return m * shared_row_bytes(b, k) + scales;
 }
 
 bool supports(const Gpu& gpu, int, const Product& p) {
-  const Epilogue& e = p.epilogue;
-  const bool sums = e.activation == Activation::none && e.gate == Gate::none;
-  return p.c == p.a && (!e.residual || sums) && fits(gpu, p.a, p.b, p.m, p.n, p.k);
+  const int chunk = p.b == &formats::q8_0 ? BulkTiles<__half>::kChunk : BulkRows<__half>::kChunk;
+  return gpu.warpgroups && is_product_of_few_rows(p) && rows_bytes(p.b, p.m, p.k) + kFewestStages * chunk <= kWhole;
 }
 
-// Of 16 bits cuBLASLt's kernels for few rows are as fast where L2 holds what they read; beside wgmma_tile it was not
-// measured.
-OwnGuess guess(const Gpu& gpu, const Product& p) {
-  const bool q8 = p.b == &formats::q8_0;
-  if (!supports(gpu, 0, p) || (is_plain(p) && !q8 && !is_reading(p))) return {};
-  return {0, 2.5 + reading_microseconds(p), !q8};
-}
-
-// How rows of a come to the blocks: as they are; or each block lays them out itself, one or two where they fit its
-// registers; or a kernel prepares them. Prepared, 8 rows of a layer of Llama-2-7B take 112 us in Q8_0, laid out 167.
-template <class E, class Storage>
-void prepare(const Context<Cuda>& context, FewRows<E>& work) {
-  constexpr bool kQ8 = std::is_same_v<Storage, Q8Tiles<E>>;
-  if (!kQ8 && work.norm.kind == NormKind::none) {
-    work.prepared = reinterpret_cast<const char*>(work.a), work.prepared_bytes = work.k * static_cast<int>(sizeof(E));
-    return;
-  }
-  if (work.m <= kMostLaidRows && work.m * work.k <= kMostLaidColumns) return;
-  FTBERT_CHECK(
-      context.gemm_workspace && context.gemm_workspace_bytes >= kMostFewRows * kMostPreparedColumns * sizeof(E),
-      "few_rows needs Context::gemm_workspace");
-  work.prepared = static_cast<const char*>(context.gemm_workspace);
-  if constexpr (kQ8) {
-    work.prepared_bytes = work.k;
-    FewRows<E> prepared = work;
-    prepared.row_bytes = work.prepared_bytes;
-    launch_overlapped(context, "kernel few_rows", prepare_rows_kernel<E, Storage>, static_cast<unsigned>(work.m),
-                      kPrepareThreads, size_t{0}, 1, prepared);
-  } else {
-    using T = std::conditional_t<std::is_same_v<E, __half>, half_t, bfloat16_t>;
-    work.prepared_bytes = work.k * static_cast<int>(sizeof(E));
-    Context<Cuda> same = context;
-    add_bias_input_layernorm<Cuda, T>(same, reinterpret_cast<const T*>(work.a), nullptr, nullptr,
-                                      norm_over<T>(work.norm), work.m, work.k,
-                                      {.copy = Operand::of(static_cast<T*>(context.gemm_workspace))});
-  }
-}
+OwnGuess guess(const Gpu& gpu, const Product& p) { return supports(gpu, 0, p) ? guess_few_rows(gpu, p) : OwnGuess{}; }
 
 template <class E, class Storage>
 void launch(const Context<Cuda>& context, const Product& p, FewRows<E> work) {
@@ -102,47 +51,21 @@ void launch(const Context<Cuda>& context, const Product& p, FewRows<E> work) {
   int64_t count = stages(memory.bytes);
   if (count < memory.enough) count = stages(kWhole);
   work.stages = static_cast<int>(count);
-  prepare<E, Storage>(context, work);
+  prepare_rows(context, p.b, Q8Order::columns, work);
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(p.n / kTileRows, context.sm_count));
   launch_overlapped(context, "kernel few_rows", few_rows_kernel<E, Storage>, blocks, kFewRowsThreads,
                     SharedBytes(count * Storage::kChunk + rows, kWhole), 1, work);
 }
 
-template <class E>
-void run_type(const Context<Cuda>& context, const Product& p, const ProductData& data) {
-  const FewRows<E> work{.a = static_cast<const E*>(data.a),
-                        .b = data.b,
-                        .bias = static_cast<const E*>(data.bias),
-                        .c = static_cast<E*>(data.c),
-                        .norm = norm_over<E>(data.norm),
-                        .add = p.epilogue.residual,
-                        .activation = p.epilogue.activation,
-                        .gate = p.epilogue.gate,
-                        .m = static_cast<int>(p.m),
-                        .n = static_cast<int>(p.n),
-                        .k = static_cast<int>(p.k),
-                        .stages = 0,
-                        .row_bytes = row_bytes(p.b, p.k),
-                        .count = data.tile_count,
-                        .prepared = nullptr,
-                        .prepared_bytes = 0};
-  p.b == &formats::q8_0 ? launch<E, Q8Tiles<E>>(context, p, work) : launch<E, PlainRows<E>>(context, p, work);
-}
-
 void run(const Context<Cuda>& context, int, const Product& p, const ProductData& data) {
-  FTBERT_CHECK(!data.norm || data.norm.gamma, "few_rows: a norm without gamma");
-  p.a == DType::fp16 ? run_type<__half>(context, p, data) : run_type<__nv_bfloat16>(context, p, data);
+  with_few_rows_type(p, data, [&]<class E>() {
+    const FewRows<E> work = few_rows_work<E>(p, data);
+    p.b == &formats::q8_0 ? launch<E, BulkTiles<E>>(context, p, work) : launch<E, BulkRows<E>>(context, p, work);
+  });
 }
-
-struct Shape {
-  static constexpr int kTileM = kMostFewRows, kTileN = kTileRows, kSplit = 1;
-  static constexpr std::string_view kKind = {};
-};
-
-constexpr Parts kReads{Part::bias, Part::activation, Part::gate, Part::residual, Part::norm_rows};
 
 }  // namespace
 
-const OwnKernel few_rows{"few_rows", ShapeList<Shape>::kVariants, kReads, supports, guess, run};
+const OwnKernel few_rows{"few_rows", ShapeList<FewRowsShape>::kVariants, kFewRowsParts, supports, guess, run};
 
 }  // namespace ftbert

@@ -19,6 +19,7 @@
 #include "device/e4m3.cuh"
 #include "device/launch.cuh"
 #include "device/mma.cuh"
+#include "device/named_barrier.cuh"
 #include "device/ring.cuh"
 #include "device/tma.cuh"
 #include "device/vector.cuh"

@@ -17,6 +17,7 @@
 #include "device/fragment.cuh"
 #include "device/launch.cuh"
 #include "device/mma.cuh"
+#include "device/named_barrier.cuh"
 #include "device/ring.cuh"
 #include "device/tensor_map.h"
 #include "device/tma.cuh"

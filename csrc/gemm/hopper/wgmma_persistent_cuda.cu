@@ -94,7 +94,7 @@ OwnGuess guess(const Gpu& gpu, const Product& p) {
       static_cast<double>(over(work.whole, gpu.sm_count / blocks)) + (work.items > work.whole ? 0.5 : 0.0);
   const auto& lines = p.a != DType::e4m3 ? kLines : p.m > kFewRows ? kE4m3Lines : kFewE4m3Lines;
   const double us = microseconds(lines[variant], waves, p);
-  return {variant, is_reading(p) ? std::max(us, 2.8 + reading_microseconds(p)) : us,
+  return {variant, is_reading(gpu, p) ? std::max(us, 2.8 + reading_microseconds(gpu, p)) : us,
           p.a != DType::e4m3 && p.m <= few_rows_of(p)};
 }
 

@@ -12,6 +12,7 @@
 #include "device/activation.cuh"
 #include "device/launch.cuh"
 #include "device/mma.cuh"
+#include "device/named_barrier.cuh"
 #include "device/ring.cuh"
 #include "device/tensor_map.h"
 #include "device/tma.cuh"

@@ -10,6 +10,7 @@
 // and add their results at the end. With a window a block goes from the first tile that one of its queries sees to the
 // last.
 #pragma once
+#include "device/named_barrier.cuh"
 #include "device/ring.cuh"
 #include "device/wgmma.cuh"
 #include "kernels/attention/attention_policy.cuh"

@@ -1,5 +1,5 @@
 // One row of floats as Q8_1: int8, and a scale for each 32 neighbours, as the CPU's products with matrices in q8_0 read
-// it. Those of a GPU make it by x * (127 / largest), of halves the even one (gemm/hopper/few_rows.cuh).
+// it. Those of a GPU make it by x * (127 / largest), of halves the even one (gemm/gpu/few_rows_storage.cuh).
 #pragma once
 #include <algorithm>
 #include <cmath>

@@ -1,8 +1,8 @@
 // Rows of a, normed, as b's storage wishes them: by the blocks that multiply, where one or two of them fit their
 // registers, or else by a kernel ahead.
 #pragma once
-#include "device/launch.cuh"
-#include "gemm/hopper/few_rows_storage.cuh"
+#include "device/named_barrier.cuh"
+#include "gemm/gpu/few_rows_storage.cuh"
 #include "kernels/norm/norm_rule.cuh"
 
 namespace ftbert {
@@ -98,15 +98,6 @@ struct LaidRow {
     }
   }
 };
-
-// A block a row, to work.prepared, in rows of work.row_bytes.
-template <class E, class Storage>
-__global__ void __launch_bounds__(kPrepareThreads) prepare_rows_kernel(const __grid_constant__ FewRows<E> work) {
-  const LaidRow<E, kPreparePacks> row(work, blockIdx.x, kPrepareThreads);
-  wait_for_inputs();
-  row.template lay<Storage, true>(work, const_cast<char*>(work.prepared),
-                                  [](float x, int) { return reduce<kPrepareThreads>(x, Sum()); });
-}
 
 }  // namespace
 }  // namespace ftbert
