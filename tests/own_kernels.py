@@ -18,6 +18,16 @@ def supports(kernel: str, variant: str, product: Product, m: int) -> bool:
     return bool(_module.supports(Gpu.of("cuda"), kernel, variant, described(product, m)))
 
 
+def tile_kernel() -> str:
+    """The kernel of this GPU with a block for each tile of a 16-bit product, which defers norms and turns heads; or ""."""
+    if not have_gpu():
+        return ""
+    asked = Product("fp16", 768, 768, True)
+    return next(
+        (k for k in ("wgmma_tile", "mma_tile") if any(supports(k, v, asked, 64) for v in VARIANTS.get(k, ()))), ""
+    )
+
+
 def have_warpgroups() -> bool:
     """Whether Hopper's kernels run on this GPU: it is one, this build has their code, and it is not held to a lesser GPU."""
     return have_gpu() and bool(Gpu.of("cuda").warpgroups)

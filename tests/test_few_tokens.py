@@ -1,4 +1,4 @@
-"""The kernel wgmma_tile, forced on whole models by a table."""
+"""The kernel with a block for each tile, wgmma_tile or mma_tile, forced on whole models by a table."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from calls import SHAPES, check_against_transformers, check_on_threads, check_si
 from compare import assert_close
 from conftest import Place, make_bert
 from families import WIDE, make_wide
-from own_kernels import VARIANTS, WORDS, have_warpgroups
+from own_kernels import VARIANTS, WORDS, tile_kernel
 
 import ftbert
-from ftbert.tuning import WGMMA_TILE, Bench, Row, choice_of, gemm_table, products, without_norm
+from ftbert.tuning import Bench, Row, choice_of, gemm_table, products, without_norm
 
-pytestmark = pytest.mark.skipif(
-    not have_warpgroups(), reason="no GPU with warpgroup instructions"
-)
+TILE = tile_kernel()
+pytestmark = pytest.mark.skipif(not TILE, reason="no GPU with a kernel that defers norms")
 
 HALF = torch.float16
 Load = Callable[..., ftbert.Model]
@@ -38,7 +37,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
         rows = {}
         for i, product in enumerate(products(model.config, WORDS[dtype])):
             plain = without_norm(product)
-            able = [a for a in Bench(plain, 64).own() if a.kernel == WGMMA_TILE]
+            able = [a for a in Bench(plain, 64).own() if a.kernel == TILE]
             rows[plain] = Row(plain, 1, 2048, choice_of(able[(first + i) % len(able)]))
         # These and no others: rows without times would give way to the package's.
         gemm_table.put_in_force(device.index, rows.values())
@@ -61,7 +60,7 @@ def test_equals_transformers(load: Load, shape: str, dtype: torch.dtype) -> None
 
 
 @DEFERRED
-@pytest.mark.parametrize("first", range(len(VARIANTS.get(WGMMA_TILE, []))))
+@pytest.mark.parametrize("first", range(len(VARIANTS.get(TILE, []))))
 def test_every_one_in_a_model(load: Load, first: int, deferred: bool) -> None:
     reference = make_bert(**SHAPES["base"], num_hidden_layers=2)
     model = load(reference, first=first, deferred=deferred)
@@ -71,7 +70,7 @@ def test_every_one_in_a_model(load: Load, first: int, deferred: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", [HALF, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("first", range(len(VARIANTS.get(WGMMA_TILE, []))))
+@pytest.mark.parametrize("first", range(len(VARIANTS.get(TILE, []))))
 @pytest.mark.parametrize("family", WIDE)
 def test_every_one_in_other_families(load: Load, family: str, first: int, dtype: torch.dtype) -> None:
     """Against float32: deferred norms have at most 1.5 times the error of norms that are kernels."""

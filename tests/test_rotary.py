@@ -213,7 +213,7 @@ def test_models_whose_products_may_turn_heads(place: Place, size: int, copies: i
     assert_close(mine.forward(ids, mask)[0], want, atol=max(2e-5, 30 * place.eps))
     if place.device == "cuda" and size == 64 and copies == 1:
         hopper = place.dtype != torch.float32 and have_warpgroups()
-        assert kernels("rotary_kernel", lambda: mine.forward(ids, mask)) == (0 if hopper else 3)
+        assert kernels("rotary_kernel", lambda: mine.forward(ids, mask)) in ((0,) if hopper else (0, 3))
 
 
 @pytest.mark.parametrize("positions", ["none", "from_padding"])

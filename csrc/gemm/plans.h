@@ -48,6 +48,7 @@ CublasEpilogue cublas_epilogue(const Product& product);
 // Plain structs, copied by value: a call sets its own bias pointer in its own copy, so threads may share a plan.
 struct Plan {
   bool supported = false;  // false: cuBLASLt has no algorithm for the key
+  bool by_row = false;     // a table has a row for it
   OwnChoice own = {};      // if there is none:
   CublasEpilogue epilogue = {};
   cublasLtMatmulDescOpaque_t operation{};

@@ -267,9 +267,13 @@ OwnChoice ProductPlans::whole(const PlanKey& key, const void* bias) {
   }
   PlanKey alone = key;
   alone.product = p.alone(), alone.cached = false;
-  OwnChoice own = get(alone, bias).own;
+  const Plan part = get(alone, bias);
+  OwnChoice own = part.own;
   // For the product alone cuBLASLt is faster, as guessed or measured.
   if (!own && p.epilogue.heads && !key.cached) own = guess_product(gpu_, p);
+  // Whether a layer's four pay is asked of them together (deferring_pays); on Hopper such a product is never guessed.
+  const bool deferring = p.before == Before::norm_by_moments || p.epilogue.leaves_moments();
+  if (!own && deferring && !gpu_.warpgroups && !part.by_row) own = guess_product(gpu_, p);
   return with_ending(gpu_, own, p);
 }
 
@@ -289,6 +293,7 @@ Plan ProductPlans::make(const PlanKey& key, const CublasEpilogue& epilogue, cons
       p.batch == 1 && p.b_transposed && !key.tf32 && std::min({key.align_a, key.align_b, key.align_c}) >= 16;
   const TunedRow* row = plain ? row_of(p, table) : nullptr;
   const bool proposal = row && row->is_first_proposal() && !has_scales(p);  // cuBLASLt proposes none with scales
+  plan.by_row = row != nullptr;
   if (row && !proposal && follows(key, *row, plan)) {
     plan.supported = true;
     return plan;

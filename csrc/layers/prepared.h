@@ -23,6 +23,7 @@ int64_t most_deferred_tokens();
 struct DeferralLimits {
   int64_t by_reader = 0;   // with a cache: where each layer has norms before its blocks alone
   int64_t by_moments = 0;  // where each has LayerNorms with a beta behind its sums, or norms before its blocks
+  bool asked_for = false;  // by $FTBERT_DEFERRED_NORM: whether it pays is not asked
   std::string refusal = "only 16-bit elements on a GPU";  // why there are none by moments
 };
 
@@ -38,7 +39,7 @@ DeferralLimits prepare(const Context<Cuda>& context, const ModelConfig& config, 
 
 // Who norms the rows of a call of so many tokens: the same at all edges of its layers, since no mixture was measured.
 // By moments where plans choose kernels that do so for all four products of the first layer, whose shapes are the
-// others'.
+// others', and that pays (gemm/gpu/own.h).
 template <class Device, class T>
 NormedBy normed_by(const Context<Device>&, const DeferralLimits&, const Weights<T>&, int64_t, bool) {
   return NormedBy::kernels;

@@ -154,17 +154,18 @@ bool by_moments(const Context<Cuda>& context, const DeferralLimits& limits, cons
   const int64_t rows = gemm_rows(context, tokens);
   const After after = layer.config.norm_place == NormPlace::pre ? After::moments_beside : After::moments;
   const FeedForwardConfig& ffn = layer.config.ffn;
-  const auto behind = [&](const Linear<T>& linear, const Epilogue& epilogue) {
-    Product product = product_of(linear, rows, epilogue);
-    product.before = Before::norm_by_moments;
-    return is_one_kernel(context, linear, product);
-  };
-  const auto ahead = [&](const Linear<T>& linear) {
-    return is_one_kernel(context, linear, product_of(linear, rows, {.bias = true, .residual = true, .after = after}));
-  };
-  return behind(layer.qkv, {.bias = true}) && ahead(layer.out) &&
-         behind(layer.up, {.bias = true, .activation = ffn.activation, .gate = ffn.gated ? Gate::pairs : Gate::none}) &&
-         ahead(layer.down);
+  const Linear<T>* const linears[] = {&layer.qkv, &layer.out, &layer.up, &layer.down};
+  const Gate gate = ffn.gated ? Gate::pairs : Gate::none;
+  const Epilogue ahead{.bias = true, .residual = true, .after = after};
+  const Epilogue epilogues[] = {
+      {.bias = true}, ahead, {.bias = true, .activation = ffn.activation, .gate = gate}, ahead};
+  Product products[4];
+  for (int i = 0; i < 4; ++i) {
+    products[i] = product_of(*linears[i], rows, epilogues[i]);
+    if (!epilogues[i].residual) products[i].before = Before::norm_by_moments;
+    if (!is_one_kernel(context, *linears[i], products[i])) return false;
+  }
+  return limits.asked_for || deferring_pays(context, products);
 }
 
 }  // namespace
@@ -179,6 +180,7 @@ DeferralLimits prepare(const Context<Cuda>& context, const ModelConfig& config, 
     limits.refusal = refusal(context, config, weights, path);
     if (!limits.refusal.empty()) return limits;
     limits.by_moments = most_deferred_tokens();
+    limits.asked_for = std::getenv("FTBERT_DEFERRED_NORM") != nullptr;
     set_vectors(context, weights, allocate);
   }
   return limits;

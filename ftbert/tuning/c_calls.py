@@ -158,9 +158,21 @@ def own_kernels() -> list[tuple[str, list[str]]]:
 
 def supports(gpu: Gpu, kernel: str, variant: str, product: Product) -> bool:
     """gpu: one of this machine's, or an imagined one."""
-    yes, given = c_int32(), _Gpu(**{name: getattr(gpu, name) for name, *_ in _Gpu._fields_})
-    _call("ftbert_supports", byref(given), kernel.encode(), variant.encode(), byref(product), byref(yes))
+    yes = c_int32()
+    _call("ftbert_supports", byref(_in_c(gpu)), kernel.encode(), variant.encode(), byref(product), byref(yes))
     return bool(yes.value)
+
+
+def guessed(gpu: Gpu, product: Product) -> Algorithm:
+    """What runs where no table has a row, on a GPU of this machine or an imagined one. kernel "": cuBLASLt's first
+    proposal, whose data is not there."""
+    found = Algorithm()
+    _call("ftbert_guess", byref(_in_c(gpu)), byref(product), byref(found))
+    return found
+
+
+def _in_c(gpu: Gpu) -> _Gpu:
+    return _Gpu(**{name: getattr(gpu, name) for name, *_ in _Gpu._fields_})
 
 
 def is_known(kernel: str, variant: str) -> bool:

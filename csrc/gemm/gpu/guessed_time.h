@@ -62,4 +62,16 @@ inline double microseconds(const TimeLine& line, double waves, const Product& p)
          line.area * million;
 }
 
+// A GPU's rates a microsecond, of GPUs that nobody measured: sums of 16-bit products by mma.sync (NVIDIA's white papers
+// of GA100, GA102 and AD102; those of GeForce have half of that where they add in float, which the driver does not
+// tell), and bytes of its memory.
+inline constexpr double kMeasuredHz = 1.98e9;  // of the H200 that ran code for 8.0
+inline constexpr double kUnknownHz = 1.5e9, kUnknownBytes = 6e11;
+inline double clock_of(const Gpu& gpu) { return gpu.clock_khz > 0 ? 1e3 * gpu.clock_khz : kUnknownHz; }
+inline double mma_rate(const Gpu& gpu) {
+  const bool large = gpu.capability == 80 || gpu.capability >= 90;
+  return gpu.sm_count * (large ? 1024 : 512) * clock_of(gpu) * 1e-6;
+}
+inline double memory_rate(const Gpu& gpu) { return (gpu.bandwidth > 0 ? gpu.bandwidth : kUnknownBytes) * 1e-6; }
+
 }  // namespace ftbert

@@ -160,6 +160,7 @@ extern const OwnKernel few_rows;
 extern const OwnKernel few_rows_lanes;  // the same on GPUs from 8.0 on that are no Hopper
 inline constexpr int kMostFewRows = 8;  // the narrow side of a tensor core's tile
 extern const OwnKernel wgmma_q8_0;      // Hopper, any number of rows by a weight in Q8_0
+extern const OwnKernel mma_tile;        // Ampere and later, without warpgroup instructions: a block for each tile
 std::span<const OwnKernel* const> own_kernels();
 
 // A variant of a kernel of ours; without a kernel: none of them.
@@ -181,6 +182,10 @@ void run_own(const Context<Cuda>& context, const OwnChoice& own, const Product& 
 // 16-bit ones and E4M3 and where nothing of ours is expected to be faster: none. With heads: which runs the product
 // alone in less time than cuBLASLt's and `rotary` take.
 OwnChoice guess_product(const Gpu& gpu, const Product& product);
+
+// Whether products that defer norms by moments, those of a layer, take less than the same products alone and the norm
+// kernels behind two of them, as guessed. On Hopper they do for as many tokens as norms are deferred of at most.
+bool deferring_pays(const Gpu& gpu, std::span<const Product> layer);
 
 // `own`, which runs a product alone, or another variant of its kernel that is hardly slower, where it does all of
 // `product`; else none: what the product alone does not do is faster as a kernel.

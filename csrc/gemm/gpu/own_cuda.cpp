@@ -9,10 +9,27 @@ namespace {
 
 double million_elements(const Product& p) { return 1e-6 * static_cast<double>(p.m) * static_cast<double>(p.n); }
 
-// cuBLASLt's first proposal, for 16-bit operands. Its wave count is unknown: add 3 %. add_bias_gate writes half of what
+// Of cuBLASLt's kernels with few rows: 2.9 us with k of 384 to 6.9 with 3072, with whatever n (H200, 8 to 128 rows; no
+// kernel started early). Clocks divide it.
+double cublas_start(const Gpu& gpu, const Product& p) {
+  return kMeasuredHz / clock_of(gpu) * (2.4 + 1.25e-3 * static_cast<double>(p.k));
+}
+
+// cuBLASLt's first proposal on GPUs before Hopper, where it multiplies by mma.sync too: no measurement. Four fifths of
+// the tensor cores' rate; activations and gates, by kernels of their own, read and write the sums.
+OwnGuess mma_cublas_guess(const Gpu& gpu, const Product& p, double saved_us) {
+  const double multiplied = 1e6 * million_elements(p) * static_cast<double>(p.k) / (0.8 * mma_rate(gpu));
+  const bool activated = p.epilogue.gate != Gate::none || p.epilogue.activation != Activation::none;
+  const double after = activated ? 2.0 + 4e6 * million_elements(p) / memory_rate(gpu) : 0;
+  const double read = is_reading(gpu, p) ? reading_microseconds(gpu, p) : 0;
+  return {.us = saved_us + cublas_start(gpu, p) + std::max(multiplied, read) + after, .beyond = p.m <= few_rows_of(p)};
+}
+
+// The same on Hopper, for 16-bit operands. Its wave count is unknown: add 3 %. add_bias_gate writes half of what
 // add_bias_act does, and so takes three quarters of its time. By large weights another line fits, from a few hundred
 // rows on, and add_bias_gate finds fewer of the sums in L2; add_bias_act behind them was not measured.
 OwnGuess cublas_guess(const Gpu& gpu, const Product& p, double saved_us) {
+  if (gpu.device_capability < 90) return mma_cublas_guess(gpu, p, saved_us);
   const bool large = has_large_weight(p);
   double million = 2.63e-3 * static_cast<double>(p.k) + 0.38;  // of a million elements
   if (p.epilogue.gate == Gate::pairs)
@@ -20,7 +37,7 @@ OwnGuess cublas_guess(const Gpu& gpu, const Product& p, double saved_us) {
   else if (p.epilogue.activation != Activation::none)
     million += 0.85;
   const double product = million * million_elements(p);
-  const double us = large ? 2.0 + product : 1.03 * (4.0 + product);
+  const double us = large ? 2.0 + product : gpu.warpgroups ? 1.03 * (4.0 + product) : cublas_start(gpu, p) + product;
   return {.us = saved_us + (is_reading(gpu, p) ? std::max(us, 4.0 + reading_microseconds(gpu, p)) : us),
           .beyond = p.m <= few_rows_of(p)};
 }
@@ -31,6 +48,10 @@ constexpr double kFollowingNorm[] = {0.79, 1.28};
 // The same behind a product of E4M3, where the norm is stored in 16 bits and in E4M3: measured in models, 16384x768 and
 // 1907x768 (H100).
 constexpr double kFollowingScaledNorm[] = {4.0, 2.8};
+
+// Launch and first loads of a kernel that does not start before the one ahead has ended. In code for GPUs before Hopper
+// none does. No measurement.
+constexpr double kStartLate = 2.0;
 
 double norm_microseconds(const Product& p) {
   if (p.a == DType::e4m3) return kFollowingScaledNorm[0] + kFollowingScaledNorm[1] * million_elements(p);
@@ -60,7 +81,7 @@ OwnChoice fastest(const Gpu& gpu, const Product& product, OwnGuess& best) {
 
 std::span<const OwnKernel* const> own_kernels() {
   static constexpr const OwnKernel* kKernels[] = {&wgmma_persistent, &wgmma_tile,     &wgmma_layernorm, &wgmma_prenorm,
-                                                  &few_rows,         &few_rows_lanes, &wgmma_q8_0};
+                                                  &few_rows,         &few_rows_lanes, &wgmma_q8_0,      &mma_tile};
   return kKernels;
 }
 
@@ -146,6 +167,19 @@ OwnChoice with_ending(const Gpu& gpu, const OwnChoice& own, const Product& produ
       found = {own.kernel, v};
   }
   return found;
+}
+
+bool deferring_pays(const Gpu& gpu, std::span<const Product> layer) {
+  if (gpu.warpgroups) return true;
+  double deferred = 0, alone = 0;
+  for (const Product& product : layer) {
+    OwnGuess whole{.beyond = true}, part = cublas_guess(gpu, product.alone(), 0);
+    fastest(gpu, product, whole);
+    fastest(gpu, product.alone(), part);
+    deferred += whole.us, alone += part.us;
+    if (product.epilogue.residual) alone += kStartLate + norm_microseconds(product);
+  }
+  return deferred < alone;
 }
 
 OwnChoice guess_product(const Gpu& gpu, const Product& product) {

@@ -185,6 +185,15 @@ FTBERT_C int ftbert_supports(const Gpu* gpu, const char* kernel, const char* var
     *yes = own.kernel->can(*gpu, own.variant, linear_product(*product));
   });
 }
+// What guess_product says: without names cuBLASLt's first proposal.
+FTBERT_C int ftbert_guess(const Gpu* gpu, const CProduct* product, CAlgorithm* found) {
+  return attempt([&] {
+    Algorithm algorithm{};
+    algorithm.own = guess_product(*gpu, linear_product(*product));
+    if (algorithm.own) algorithm.tile = algorithm.own.kernel->variants[algorithm.own.variant].tile;
+    *found = in_c(algorithm);
+  });
+}
 FTBERT_C int ftbert_is_known(const char* kernel, const char* variant) { return is_known(kernel, variant); }
 FTBERT_C int ftbert_check_product(const CProduct* product) {
   return attempt([&] { linear_product(*product); });

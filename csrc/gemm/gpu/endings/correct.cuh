@@ -18,6 +18,17 @@ struct CorrectArguments {
   AnyActivation activations;
 };
 
+inline CorrectArguments correct_arguments(const Product& p, const ProductData& data) {
+  const MomentData& by = data.by_moments;
+  return {.add = by.add,
+          .slope = by.slope,
+          .norm = by.pending,
+          .cleared = by.moments,
+          .inverse = 1.0 / static_cast<double>(p.k),
+          .c = data.c,
+          .activations = {p.epilogue.activation}};
+}
+
 template <class E, class Shape, Gate kGate>
 struct Correct {
   using Arguments = CorrectArguments;
@@ -61,6 +72,11 @@ struct Correct {
     });
   }
 };
+
+template <class E, class Shape>
+using Corrected = Correct<E, Shape, Gate::none>;
+template <class E, class Shape>
+using CorrectedGates = Correct<E, Shape, Gate::pairs>;
 
 }  // namespace
 }  // namespace ftbert

@@ -20,6 +20,21 @@ struct SumArguments {
   bool centred = true;   // the norm that follows takes a mean off: without it moments are the squares alone
 };
 
+inline SumArguments sum_arguments(const Product& p, const ProductData& data) {
+  const MomentData& by = data.by_moments;
+  SumArguments arguments{
+      .add = by.add, .gamma_out = by.gamma, .moments = by.moments, .residual = by.residual, .c = data.c};
+  if (p.epilogue.after == After::moments_beside) {
+    arguments.kept = const_cast<void*>(by.residual);
+    arguments.centred = p.epilogue.norm == NormKind::layer;
+  } else {
+    arguments.gamma = by.pending.gamma ? by.pending.gamma : by.add;
+    arguments.norm = by.pending;
+    arguments.inverse = 1.0 / static_cast<double>(p.n);
+  }
+  return arguments;
+}
+
 // kKeep: nothing is pending on the residual, which becomes the sum.
 template <class E, class Shape, bool kKeep>
 struct ResidualSum {
@@ -99,6 +114,11 @@ struct ResidualSum {
     store_staged<Staging, E, E, Activation::none, Gate::none>(memory, {to, m, n}, row0, column0);
   }
 };
+
+template <class E, class Shape>
+using Summing = ResidualSum<E, Shape, false>;
+template <class E, class Shape>
+using Keeping = ResidualSum<E, Shape, true>;
 
 }  // namespace
 }  // namespace ftbert

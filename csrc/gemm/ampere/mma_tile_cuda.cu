@@ -1,0 +1,114 @@
+// Products of mma_tile (mma_tile.cuh): which there are, how long they take, and their launches.
+#include <algorithm>
+#include <iterator>
+
+#include "gemm/ampere/mma_tile.cuh"
+#include "gemm/ampere/other_endings.h"
+#include "gemm/gpu/guessed_time.h"
+#include "gemm/gpu/turned_product.h"
+
+namespace ftbert {
+namespace {
+
+template <class E, class Shape, Gate kGate>
+using Plain = Store<E, E, kGate, Bias<E, Shape::kEights, Packed<E, 2>>, AnyActivation, typename Shape::Staging>;
+template <class E, class Shape>
+using Ungated = Plain<E, Shape, Gate::none>;
+template <class E, class Shape>
+using Gated = Plain<E, Shape, Gate::pairs>;
+
+void run(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data) {
+  if (p.epilogue.residual) return run_mma_ahead_of_norm(context, variant, p, data);
+  if (p.before == Before::norm_by_moments) return run_mma_behind_norm(context, variant, p, data);
+  if (p.epilogue.heads) return run_mma_turned(context, variant, p, data);
+  const StoreArguments<const void*, AnyActivation> arguments{data.bias, {p.epilogue.activation}, data.c, nullptr};
+  if (p.epilogue.gate == Gate::pairs)
+    return run_mma_tile<Gated>(context, "kernel mma_tile", variant, p, data, arguments);
+  run_mma_tile<Ungated>(context, "kernel mma_tile", variant, p, data, arguments);
+}
+
+// Of a variant: the shared memory of a block, the bytes of k of a step, and whether it turns heads.
+struct Facts {
+  int bytes, step_bytes;
+  bool turns_heads;
+};
+Facts facts_of(int variant) {
+  Facts facts{};
+  MmaShapes::with(variant, [&](auto shape) {
+    using Shape = decltype(shape);
+    facts = {Shape::kBytes + kMostVectors * 4 * Shape::kTileN, Shape::kStepBytes, kTurnsHeads<Shape>};
+  });
+  return facts;
+}
+
+// Every GPU of these levels has as much for a block.
+constexpr int kLeastShared = 99 << 10;
+
+bool has_ending(int variant, const Product& p) {
+  const Epilogue& e = p.epilogue;
+  const bool plain_sums = e.activation == Activation::none && e.gate == Gate::none;
+  if (e.residual) return e.leaves_moments() && p.before == Before::nothing && !e.heads && plain_sums;
+  if (!e.heads) return true;
+  return p.before == Before::nothing && plain_sums && e.heads.size == kTurnedHead && facts_of(variant).turns_heads;
+}
+
+bool supports(const Gpu& gpu, int variant, const Product& p) {
+  return !gpu.warpgroups && gpu.capability >= 80 && is_16_bit_linear(p) && has_ending(variant, p) &&
+         p.n % (p.epilogue.gate != Gate::none ? 16 : 8) == 0 && p.k % 8 == 0 &&
+         over(p.m, MmaShapes::kVariants[variant].tile.rows) < (1 << 16) && std::max(p.n, p.k) < (1 << 24) &&
+         facts_of(variant).bytes <= std::max(gpu.shared_bytes, kLeastShared);
+}
+
+// A multiprocessor's blocks are there at once, `most` of them, or in waves. Microseconds: start + waves * steps * wait
+// + blocks of a multiprocessor * (steps * step + ending). Fitted to 110 products of BERT-base's, BERT-large's and
+// MiniLM's layers with 8 to 16384 rows, on an H200 that ran code for 8.0: 1 to 10 % off in the mean; what these lines
+// choose takes 1.02 times as long as the fastest of 28 shapes. No other GPU was measured: clocks divide all of it, and
+// `step` is at least as long as the tensor cores need.
+struct Line {
+  int most;
+  double start, wait, step, ending;
+};
+constexpr Line kLines[] = {{6, 1.83, 0.0283, 0.0610, 0.090}, {3, 1.27, 0.0790, 0.0778, 0.457},
+                           {4, 1.99, 0.0899, 0.0953, 0.294}, {3, 2.06, 0.0642, 0.1706, 0.457},
+                           {3, 2.35, 0.0666, 0.2503, 0.547}, {2, 2.64, 0.1232, 0.2661, 1.319},
+                           {1, 0.52, 0.4935, 0, 3.552}};
+static_assert(std::size(kLines) == MmaShapes::kCount);
+constexpr double kActivation = 1.3;  // of 16384 elements on a multiprocessor, with erf GELU
+
+double line_microseconds(const Gpu& gpu, int variant, const Product& p) {
+  const Line& line = kLines[variant];
+  const Facts facts = facts_of(variant);
+  const Tile& tile = MmaShapes::kVariants[variant].tile;
+  const double slower = kMeasuredHz / clock_of(gpu);
+  const int room = gpu.shared_bytes_of_sm > 0 ? std::max(gpu.shared_bytes_of_sm / (facts.bytes + 1024), 1) : line.most;
+  const int at_once = std::min(line.most, room);
+  const int64_t blocks = over(p.m, tile.rows) * over(p.n, tile.columns), steps = over(2 * p.k, facts.step_bytes);
+  const int64_t sms = std::max(gpu.sm_count, 1), of_sm = over(blocks, sms), waves = over(of_sm, at_once);
+  const double area = static_cast<double>(tile.rows) * tile.columns;
+  const double needed = area * (facts.step_bytes / 2) / (mma_rate(gpu) / static_cast<double>(sms));
+  const Activation activation = p.epilogue.activation;
+  const bool gelu = activation == Activation::gelu_erf || activation == Activation::gelu_tanh;
+  const double activating = (p.epilogue.gate == Gate::pairs ? 0.5 : gelu ? 1.0 : 0.0) * kActivation * area / 16384;
+  const double step = std::max(line.step * slower, needed);
+  return slower * line.start + static_cast<double>(waves * steps) * line.wait * slower +
+         static_cast<double>(of_sm) * (static_cast<double>(steps) * step + slower * (line.ending + activating));
+}
+
+OwnGuess guess(const Gpu& gpu, const Product& p) {
+  OwnGuess best;
+  for (int variant = 0; variant < MmaShapes::kCount; ++variant) {
+    if (!supports(gpu, variant, p)) continue;
+    if (const double us = line_microseconds(gpu, variant, p); us < best.us) best = {variant, us, p.m <= few_rows_of(p)};
+  }
+  if (is_reading(gpu, p)) best.us = std::max(best.us, 2.0 + reading_microseconds(gpu, p));
+  return best;
+}
+
+constexpr Parts kReads{Part::bias,    Part::activation,     Part::gate,       Part::heads,          Part::residual,
+                       Part::moments, Part::moments_beside, Part::other_norm, Part::norm_by_moments};
+
+}  // namespace
+
+const OwnKernel mma_tile{"mma_tile", MmaShapes::kVariants, kReads, supports, guess, run};
+
+}  // namespace ftbert
