@@ -49,8 +49,8 @@ CMAKE_OPTIONS := -G Ninja $(foreach name,FTBERT_CUDA FTBERT_CUDA_ARCHS FTBERT_CP
   $(if $($(name)),"-D$(name)=$($(name))"))
 CXX_FILES = $(shell find csrc tests/cpp tests/ops examples -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
-# Processes of pytest, which share the cores: what runs on one thread then runs twice at a time.
-WORKERS ?= 2
+# Processes of pytest, which share the cores: one more than CI has, since servers' tests wait for each other.
+WORKERS ?= 3
 
 .PHONY: help run test build test-build wheels gpu-wheel wheels-test bench bench-avx2 bench-decode soak-generation int8-accuracy lint clean core-test cuda-compile cuda-spills build-for-gpus py-test clients-test ray-test avx2-test fuzz fuzz-gguf kills \
   serve-soak asan-test gpu-build gpu-test gpu-bench models models-modern fetches
@@ -174,12 +174,13 @@ run: build models  ## the real thing: fetch MiniLM-L6, convert, embed a text fil
 fetches: models $(ONNX) $(CLIENTS)/.installed $(if $(shell command -v nvcc),$(MODELS)/.cublas)
 
 test: | $(PYTHON)  ## everything that CI runs
-	@mkdir -p build; $(MAKE) fetches > build/fetches.log 2>&1 & fetches=$$! ray=; \
-	trap 'kill $$fetches $$ray 2>/dev/null || true' EXIT; \
+	@mkdir -p build; $(MAKE) fetches > build/fetches.log 2>&1 & fetches=$$! ray= lint=; \
+	trap 'kill $$fetches $$ray $$lint 2>/dev/null || true' EXIT; \
 	$(MAKE) $(DEPS); $(MAKE) $(RAY)/.installed > build/ray.log 2>&1 & ray=$$!; \
-	$(MAKE) test-build lint core-test; \
-	wait $$fetches && wait $$ray && failed= || failed=1; \
-	printf '\n== fetched meanwhile\n'; cat build/fetches.log build/ray.log; [ -z "$$failed" ]; \
+	$(MAKE) lint > build/lint.log 2>&1 & lint=$$!; \
+	$(MAKE) test-build core-test; \
+	wait $$fetches && wait $$ray && wait $$lint && failed= || failed=1; \
+	printf '\n== fetched and read meanwhile\n'; cat build/fetches.log build/ray.log build/lint.log; [ -z "$$failed" ]; \
 	trap - EXIT; \
 	$(MAKE) cuda-compile avx2-test; \
 	FTBERT_TEST_CLIENTS_PYTHON=$(CLIENTS)/bin/python FTBERT_TEST_RAY_PYTHON=$(RAY)/bin/python $(MAKE) py-test
