@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ftbert.checkpoint import ModelConfig, shared_layers, shown
+from ftbert.converters.esm_families import ESM
 from ftbert.converters.family import KEYS, LAYER_NORMS, Config, Derived, Family, Keys, Names, entry, norm_keys
 from ftbert.converters.refused import REFUSED
 from ftbert.converters.relative_bias import add_bias, bias_table
@@ -200,7 +201,7 @@ _ALL = (
     ),
 )  # fmt: skip
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (*_ALL, *ROTARY, *T5)}
+FAMILIES: dict[str, Family] = {family.name: family for family in (*_ALL, *ROTARY, *T5, ESM)}
 
 
 def find_family(config: Config) -> Family:

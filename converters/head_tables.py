@@ -116,7 +116,7 @@ _PRETRAINING = ("masked_lm", "next_sentence", "sentence_order", "replaced_token"
 ROWS = (
     HeadRow(*_SEQUENCE, "pooler", "classifier"),
     HeadRow(*_SEQUENCE, "first", "classifier.out_proj", "classifier.dense", "tanh",
-            families=(*_ROBERTAS, "mpnet", "jina_embeddings_v3")),
+            families=(*_ROBERTAS, "mpnet", "jina_embeddings_v3", "esm")),
     HeadRow(*_SEQUENCE, "first", "classifier.out_proj", "classifier.dense", "gelu", families=_ELECTRA),
     HeadRow(*_SEQUENCE, "first", "classifier", "pre_classifier", "relu", families=("distilbert",)),
     HeadRow(*_SEQUENCE, _MODERNBERT_POOLING, "classifier", biases=_MODERNBERT_BIASES, **_MODERNBERT_HEAD),
@@ -131,7 +131,7 @@ ROWS = (
     HeadRow(*_MASKED, "tokens", _CLS + "decoder", _CLS + "transform.dense", _HIDDEN_ACT,
             _CLS + "transform.LayerNorm", _CLS + "bias"),
     HeadRow(*_MASKED, "tokens", "lm_head.decoder", "lm_head.dense", "gelu", "lm_head.layer_norm", "lm_head.bias",
-            families=(*_ROBERTAS, "mpnet", "jina_embeddings_v3")),
+            families=(*_ROBERTAS, "mpnet", "jina_embeddings_v3", "esm")),
     HeadRow(*_MASKED, "tokens", "vocab_projector", "vocab_transform", ("activation", "gelu"), "vocab_layer_norm",
             families=("distilbert",)),
     HeadRow(*_MASKED, "tokens", "predictions.decoder", "predictions.dense", ("hidden_act", "gelu_new"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ def recognise(document: Config, source: TensorSource, folder: Path | None) -> Ch
         raise ValueError(f"{source.where}: {adapted} belongs to a PEFT adapter; {MERGE}")
     family = family.spelled(found)
     prefix = _prefix(family, found)
+    encoder = _with_frequencies(encoder, family, prefix, source)
     architecture = _architecture(document)
     own = own_class(document)
     if own is not None and own.projection is not None:
@@ -102,6 +104,29 @@ def _prefix(family: Family, found: dict[str, Any]) -> str:
     word = family.source_names("embeddings.word")[0]
     # Where none fits, complain about the names as they would be without a prefix.
     return next((prefix for prefix in family.prefixes if prefix + word in found), family.prefixes[0])
+
+
+def _with_frequencies(encoder: ModelConfig, family: Family, prefix: str, source: TensorSource) -> ModelConfig:
+    """With the rotary frequencies that a file holds, which may have been rounded when the model was trained."""
+    found = source.shapes()
+    names = (one for pattern in family.frequencies for one in found if fnmatchcase(one, prefix + pattern))
+    name = next(names, None)
+    if name is None or not any(layer.attention.rotary for layer in encoder.layers):
+        return encoder
+    values = source.read(name).double().flatten()
+    layers = []
+    for layer in encoder.layers:
+        rotary = layer.attention.rotary
+        if rotary is not None:
+            pairs = torch.arange(0, rotary.dims, 2, dtype=torch.float64)
+            theta = rotary.theta
+            own = torch.tensor(rotary.frequencies) if theta is None else theta ** (-pairs / rotary.dims)
+            if len(values) != len(own):
+                raise ValueError(f"{source.where}: {name} has {len(values)} frequencies for heads of {rotary.dims}")
+            if not torch.allclose(own, values, rtol=1e-6, atol=0):  # more than float32's rounding
+                rotary = replace(rotary, theta=None, frequencies=tuple(values.tolist()))
+        layers.append(replace(layer, attention=replace(layer.attention, rotary=rotary)))
+    return replace(encoder, layers=tuple(layers))
 
 
 def _spelling(name: str, found: dict[str, Any]) -> str:

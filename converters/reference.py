@@ -30,7 +30,7 @@ def build_reference(checkpoint: Checkpoint, with_heads: bool) -> PreTrainedModel
         document["attn_implementation"] = "eager"  # transformers' others leave soft caps out
     settings = transformers.AutoConfig.for_model(**document)
     ours = {name: tensor for name, tensor in checkpoint.items() if not name.startswith("heads.")}
-    state = dict(_to_huggingface(document, config.encoder, ours))
+    state = dict(_to_huggingface(document, config.encoder, ours)) | _frequencies(document, config.encoder)
     if with_heads:
         rows = {row.task: row for row in rows_of(config.architecture)}
         endings = [rows[head.task].architecture for head in config.heads]
@@ -75,6 +75,13 @@ def _to_huggingface(
         else:
             rows = encoder.stacked_rows(ours) if len(row) > 1 else [len(tensor)]
             yield from zip(row, tensor.split(rows), strict=True)
+
+
+def _frequencies(document: Config, encoder: ModelConfig) -> dict[str, torch.Tensor]:
+    """Those that a file held, which are not the config's, by the name of transformers' buffer."""
+    listed = [layer.attention.rotary.frequencies for layer in encoder.layers if layer.attention.rotary]
+    names = find_family(document).frequencies
+    return {names[0]: torch.tensor(listed[0])} if names and listed and listed[0] is not None else {}
 
 
 def _class_of(ending: str, settings: Any) -> Any:

@@ -42,7 +42,6 @@ REFUSED: dict[str, str] = {
     "canine": "it hashes characters, and shortens the sequence by a convolution",
     "convbert": "half of its attention is a convolution",
     "embedding_gemma2": "its positions are rotary, and its layers take embeddings of their own",
-    "esm": "its positions are rotary, or its embeddings scaled by the share of masked tokens",
     "esmc": "its positions are rotary, its feed-forward layers gated, its queries and keys normed",
     "fnet": "a Fourier transform stands in place of attention",
     "funnel": "it shortens the sequence from block to block",

@@ -58,6 +58,11 @@ _SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"d_kv": 16, "relative_attention_num_buckets": 9, "relative_attention_max_distance": 12},
         {"d_kv": 10, "feed_forward_proj": "relu"},
     ],
+    # ESM-2, and ESM-1b with its table; no id of these tests is the mask's (test_esm.py).
+    "esm": [
+        {"position_embedding_type": "rotary", "token_dropout": True, "mask_token_id": 4, "pad_token_id": 1},
+        {"emb_layer_norm_before": True, "mask_token_id": 4, "pad_token_id": 1},
+    ],
     "rembert": [{"input_embedding_size": 16, "output_embedding_size": 56}, {"input_embedding_size": 39}],
     "roberta": [{}, {"type_vocab_size": 1}],
     "roberta-prelayernorm": [{}, {}],
