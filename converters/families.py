@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from ftbert.checkpoint import ModelConfig, shared_layers, shown
 from ftbert.converters.esm_families import ESM
 from ftbert.converters.family import KEYS, LAYER_NORMS, Config, Derived, Family, Keys, Names, entry, norm_keys
@@ -44,6 +46,23 @@ def _without(keys: Keys, *paths: str) -> Keys:
 
 def _electra(config: Config, description: dict[str, Any]) -> None:
     description["embedding_projection"] = description["embedding"] != description["hidden"]
+
+
+def _roformer(config: Config, description: dict[str, Any]) -> None:
+    if entry(config, "rotary_value", "bool", False):
+        raise ValueError("rotary_value true is not supported: only false, where values are not turned")
+    description["embedding"] = entry(config, "embedding_size", "int", description["hidden"])
+    _electra(config, description)
+    # Of its own code, whatever the config says of rotary positions.
+    description["layer"]["attention"]["rotary"] = {"theta": 10_000.0, "interleaved": True}
+
+
+def _sinusoids(encoder: ModelConfig) -> torch.Tensor:
+    """float32 [positions, head_size]: of each pair the sine of its angle, in the first half, and the cosine."""
+    size = encoder.layers[0].attention.head_size
+    frequencies = 10_000.0 ** (torch.arange(0, size, 2).double() / -size)
+    angles = torch.outer(torch.arange(encoder.positions.rows).double(), frequencies)
+    return torch.cat((angles.sin(), angles.cos()), 1).float()
 
 
 def _albert(config: Config, description: dict[str, Any]) -> None:
@@ -164,6 +183,15 @@ _ALL = (
         fixed={"embedding_projection": True},
     ),
     Family(name="ernie", base="ernie", names=_BERT, names_by=_ernie),
+    Family(
+        name="roformer",
+        base="roformer",
+        names=_NO_POOLER | {"embeddings.projection": "embeddings_project"},
+        fixed={"positions.kind": "none"},
+        adjust=_roformer,
+        made={"encoder.embed_positions.weight": _sinusoids},
+        lacks=("multiple_choice",),  # by default it reads the last column, which may be padding
+    ),
     Family(
         name="roberta-prelayernorm",
         base="roberta_prelayernorm",

@@ -89,7 +89,8 @@ class Family:
     have. names_by: the table of names and the spellings, of a config. encoder: how the name of transformers' class
     without a head ends. positions: what position_embedding_type may say. frequencies: patterns of tensors in which
     files may hold the rotary ones, which then count, as in transformers; the first is the name of its own. decoder:
-    each token sees those before it alone, unless is_causal is false.
+    each token sees those before it alone, unless is_causal is false. made: tensors of the encoder that
+    its code makes from the config, by name; a file that holds other numbers is refused.
     """
 
     name: str
@@ -107,6 +108,7 @@ class Family:
     positions: tuple[str, ...] = ("absolute",)
     frequencies: tuple[str, ...] = ()
     decoder: bool = False
+    made: dict[str, Callable[[ModelConfig], torch.Tensor]] = field(default_factory=dict)
 
     @property
     def bases(self) -> tuple[str, ...]:

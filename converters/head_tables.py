@@ -118,6 +118,7 @@ ROWS = (
     HeadRow(*_SEQUENCE, "first", "classifier.out_proj", "classifier.dense", "tanh",
             families=(*_ROBERTAS, "mpnet", "jina_embeddings_v3", "esm")),
     HeadRow(*_SEQUENCE, "first", "classifier.out_proj", "classifier.dense", "gelu", families=_ELECTRA),
+    HeadRow(*_SEQUENCE, "first", "classifier.out_proj", "classifier.dense", _HIDDEN_ACT, families=("roformer",)),
     HeadRow(*_SEQUENCE, "first", "classifier", "pre_classifier", "relu", families=("distilbert",)),
     HeadRow(*_SEQUENCE, _MODERNBERT_POOLING, "classifier", biases=_MODERNBERT_BIASES, **_MODERNBERT_HEAD),
     HeadRow(*_SEQUENCE, ("classifier_pooling", "late", "bos", "mean"), "classifier", "dense", "gelu",

@@ -73,10 +73,26 @@ def recognise(document: Config, source: TensorSource, folder: Path | None) -> Ch
             names[f"heads.{head.task}.{kind}"] = (theirs[0],)
             shapes[theirs[0]] = shape
     others = outside(family, prefix, found) - shapes.keys()
-    check_shapes(source.where, shapes, found, silent(family, found), others)
+    made_by_code = {prefix + name: make for name, make in family.made.items() if prefix + name in found}
+    check_shapes(source.where, shapes, found, silent(family, found) | made_by_code.keys(), others)
+    for name, make in made_by_code.items():
+        _expect_made(source, name, make(encoder))
     dropped = left_out(rows, architecture, found, others)
     config = CheckpointConfig(family.name, encoder, document, tuple(heads), dropped)
     return Checkpoint(config, source, names, folder, made)
+
+
+_STORED_IN_16_BITS = 2**-7  # how far numbers up to 1 may then be from what they were
+
+
+def _expect_made(source: TensorSource, name: str, wanted: torch.Tensor) -> None:
+    """ValueError where a file holds other numbers than the code of its class makes."""
+    found = source.read(name).float()
+    if found.shape != wanted.shape or not torch.allclose(found, wanted, rtol=0, atol=_STORED_IN_16_BITS):
+        raise ValueError(
+            f"{source.where}: {name} is not what transformers makes of the config ({list(wanted.shape)}); a trained or "
+            "longer one is not supported"
+        )
 
 
 def _architecture(document: Config) -> str:

@@ -60,7 +60,6 @@ REFUSED: dict[str, str] = {
     "perceiver": "its attention goes through latent vectors",
     "reformer": "its attention is chosen by hashes",
     "roc_bert": "its embeddings add the shape and the pronunciation of each character",
-    "roformer": "no table is there yet: its positions are rotary",
     "sam3_lite_text_text_model": "some of its layers are convolutions",
     "siglip_text_model": "its pooled result is of the last column through a projection; no table is there yet",
     "splinter": "no table is there yet: its layers are BERT's, its head selects spans by question tokens",

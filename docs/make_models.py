@@ -175,7 +175,7 @@ def render() -> str:
         *(f"- {', '.join(kinds)}: {reason}" for reason, kinds in _by_reason(REFUSED)),
         "- encoders with `is_decoder` or `is_causal`, all with `add_cross_attention`, `position_embedding_type` other",
         "  than the family's own, ALBERT with `inner_group_num` over 1, ELECTRA multiple choice with a `summary_type`",
-        "  other than first",
+        "  other than first, RoFormer's, which reads the last column, and its `rotary_value`",
         "- rotary positions scaled by another rule than linear, dynamic, llama3 and yarn (`new`: ntk), or of a part of",
         "  each head; `layer_types` other than full_attention and sliding_attention",
         "- soft caps and scales of a decoder's logits, where it has its head",

@@ -146,6 +146,8 @@ def randomise(model: torch.nn.Module, seed: int = 0) -> Any:
             if type(part).__name__.endswith(("LayerNorm", "RMSNorm")) and part.weight.any()  # else 1 is added
         }
         for name, parameter in model.named_parameters():
+            if name.endswith("embed_positions.weight"):
+                continue  # made from the config, and frozen
             noise = torch.randn(parameter.shape, generator=generator)
             if id(parameter) in norms:
                 parameter.copy_(1 + 0.2 * noise)

@@ -64,6 +64,7 @@ _SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"emb_layer_norm_before": True, "mask_token_id": 4, "pad_token_id": 1},
     ],
     "rembert": [{"input_embedding_size": 16, "output_embedding_size": 56}, {"input_embedding_size": 39}],
+    "roformer": [{}, {"embedding_size": None, "type_vocab_size": 1}],
     "roberta": [{}, {"type_vocab_size": 1}],
     "roberta-prelayernorm": [{}, {}],
     "xlm-roberta": [{}, {"type_vocab_size": 1}],

@@ -126,6 +126,10 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "model_type": "gemma2", "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_hidden_layers": 2,
         "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128, "vocab_size": 100,
     },
+    "roformer": {
+        "model_type": "roformer", "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4,
+        "num_hidden_layers": 2, "max_position_embeddings": 128, "vocab_size": 100,
+    },
     "llama": {
         "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_hidden_layers": 2,
         "max_position_embeddings": 128, "vocab_size": 100,
@@ -346,6 +350,9 @@ def test_rotary_positions_that_change_with_the_length(tmp_path: Path) -> None:
         ("modernbert", {"is_causal": True}, "this checkpoint is a decoder"),
         ("modernbert", {"position_embedding_type": "sans_pos"}, "only 'absolute'"),
         ("new", {"position_embedding_type": "absolute"}, "only 'rope'"),
+        ("roformer", {"rotary_value": True}, "rotary_value true"),
+        ("roformer", {"embedding_size": "16"}, "embedding_size: expected"),
+        ("roformer", {"is_decoder": True}, "this checkpoint is a decoder"),
         ("new", {"logn_attention_scale": True}, "logn_attention_scale True"),
         ("new", {"rope_scaling": {"type": "ntk", "factor": 2.0, "mixed_b": 0.6}}, "mixed_b"),
     ],
@@ -353,6 +360,22 @@ def test_rotary_positions_that_change_with_the_length(tmp_path: Path) -> None:
 def test_what_is_refused(family: str, settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         described(family, **settings)
+
+
+def test_a_table_that_the_code_makes(tmp_path: Path) -> None:
+    """RoFormer's files hold the sines and cosines of its angles: left out where they are, refused where they are others."""
+    reference = make_model("roformer", "encoder", 0)
+    batch = make_batch(reference, "encoder", "right")
+    want = ftbert.load(reference)(**batch).last_hidden_state
+    table = reference.encoder.embed_positions.weight.data
+    kept = table.clone()
+    table.copy_(kept.bfloat16())
+    assert torch.equal(ftbert.load(reference)(**batch).last_hidden_state, want)
+    table[3, 1] += 0.1
+    reference.save_pretrained(tmp_path)
+    for source in (reference, tmp_path):
+        with pytest.raises(ValueError, match=r"encoder\.embed_positions\.weight is not what transformers makes"):
+            ftbert.load(source)
 
 
 def test_the_longest_sequence_is_the_configs(place: Place) -> None:
