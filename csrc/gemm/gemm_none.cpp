@@ -10,6 +10,7 @@ namespace ftbert {
 
 std::span<const OwnKernel* const> own_kernels() { return {}; }
 std::string kernels_on(const Gpu&) { return ""; }
+OwnChoice guess_product(const Gpu&, const Product&) { return {}; }
 OwnChoice find_own(std::string_view, std::string_view) { return {}; }
 void run_own(const Context<Cuda>&, const OwnChoice&, const Product&, const ProductData&) { throw Error(kNoCuda); }
 
