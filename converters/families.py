@@ -1,7 +1,7 @@
 """The tables, one for each family. Adding one is adding a table: docs/adding-a-family.md.
 
-Families with rotary positions are in rotary_families.py. Our names are the list in csrc/model/weights.cpp; `{i}` is the
-layer.
+Families with rotary positions are in rotary_families.py, DeBERTa in deberta.py. Our names are the list in
+csrc/model/weights.cpp; `{i}` is the layer.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ftbert.checkpoint import ModelConfig, shared_layers, shown
+from ftbert.converters.deberta import DEBERTA
 from ftbert.converters.esm_families import ESM
 from ftbert.converters.family import KEYS, LAYER_NORMS, Config, Derived, Family, Keys, Names, entry, norm_keys
 from ftbert.converters.refused import REFUSED
@@ -229,7 +230,7 @@ _ALL = (
     ),
 )  # fmt: skip
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (*_ALL, *ROTARY, *T5, ESM)}
+FAMILIES: dict[str, Family] = {family.name: family for family in (*_ALL, *DEBERTA, *ROTARY, *T5, ESM)}
 
 
 def find_family(config: Config) -> Family:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ftbert.checkpoint import CAUSAL_LM, VOCABULARY, HeadConfig, ModelConfig, Shape, activations, shown
@@ -17,9 +17,11 @@ class HeadRow:
     architecture: how the names of transformers' classes with it end. families: model types, () for all that no other
     row of the task names. dense, norm, out: their stems; out_bias: what else the bias of `out` is called. activation:
     or the config's key for it, its default and, where that is another, what null says. source: or the config's key for
-    it and what that may say, the default first. biases: which there may not be, as (dense, norm or out, the config's
-    key for it, its default); "": no key says it. only: keys of the config that nothing here computes with, each with
-    what it may say, the default first. tied: of a head over the vocabulary, the default of tie_word_embeddings.
+    it and what that may say, the default first. other_form: a key of the config, true where it is
+    absent, and the fields that differ where it is false. biases: which there may not be, as (dense, norm or out, the
+    config's key for it, its default); "": no key says it. only: keys of the config that nothing here computes with,
+    each with what it may say, the default first. tied: of a head over the vocabulary, the default of
+    tie_word_embeddings.
     """
 
     task: str
@@ -31,9 +33,16 @@ class HeadRow:
     norm: str = ""
     out_bias: str = ""
     families: tuple[str, ...] = ()
+    other_form: tuple[str, dict[str, str]] | None = None
     biases: tuple[tuple[str, str, bool], ...] = ()
     only: tuple[tuple[Any, ...], ...] = ()
     tied: bool = True
+
+    def formed(self, config: Config) -> HeadRow:
+        """The form that the config asks for."""
+        if self.other_form is None or entry(config, self.other_form[0], "bool", True):
+            return self
+        return replace(self, other_form=None, **self.other_form[1])  # type: ignore[arg-type]
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -95,6 +104,9 @@ _NEXT = ("next_sentence", "ForNextSentencePrediction")
 _CLS = "cls.predictions."
 _ELECTRA = ("electra",)
 _HIDDEN_ACT = ("hidden_act", "gelu")
+_DEBERTA: Any = {"families": ("deberta", "deberta-v2")}
+_CONTEXT: Any = {"dense": "pooler.dense", "activation": ("pooler_hidden_act", "gelu"), **_DEBERTA}
+_LM = "lm_predictions.lm_head"
 _UNTIED = ("llama", "mistral", "qwen2", "qwen3")
 _LLAMAS = (*_UNTIED, "gemma2", "gemma3_text")
 _MODERNBERT_HEAD: Any = {
@@ -120,6 +132,7 @@ ROWS = (
     HeadRow(*_SEQUENCE, "first", "classifier.out_proj", "classifier.dense", "gelu", families=_ELECTRA),
     HeadRow(*_SEQUENCE, "first", "classifier.out_proj", "classifier.dense", _HIDDEN_ACT, families=("roformer",)),
     HeadRow(*_SEQUENCE, "first", "classifier", "pre_classifier", "relu", families=("distilbert",)),
+    HeadRow(*_SEQUENCE, "first", "classifier", **_CONTEXT),
     HeadRow(*_SEQUENCE, _MODERNBERT_POOLING, "classifier", biases=_MODERNBERT_BIASES, **_MODERNBERT_HEAD),
     HeadRow(*_SEQUENCE, ("classifier_pooling", "late", "bos", "mean"), "classifier", "dense", "gelu",
             families=("eurobert",)),
@@ -131,6 +144,9 @@ ROWS = (
     HeadRow(*_ANSWERS, "tokens", "classifier", biases=_MODERNBERT_BIASES, **_MODERNBERT_HEAD),
     HeadRow(*_MASKED, "tokens", _CLS + "decoder", _CLS + "transform.dense", _HIDDEN_ACT,
             _CLS + "transform.LayerNorm", _CLS + "bias"),
+    HeadRow(*_MASKED, "tokens", _CLS + "decoder", _CLS + "transform.dense", _HIDDEN_ACT,
+            _CLS + "transform.LayerNorm", _CLS + "bias", **_DEBERTA,
+            other_form=("legacy", {"out": _LM, "out_bias": "", "dense": _LM + ".dense", "norm": _LM + ".LayerNorm"})),
     HeadRow(*_MASKED, "tokens", "lm_head.decoder", "lm_head.dense", "gelu", "lm_head.layer_norm", "lm_head.bias",
             families=(*_ROBERTAS, "mpnet", "jina_embeddings_v3", "esm")),
     HeadRow(*_MASKED, "tokens", "vocab_projector", "vocab_transform", ("activation", "gelu"), "vocab_layer_norm",
@@ -154,13 +170,15 @@ ROWS = (
     HeadRow(*_CHOICE, "first", "classifier", "pre_classifier", "relu", families=("distilbert",)),
     HeadRow(*_CHOICE, "first", "classifier", "sequence_summary.summary", ("summary_activation", "gelu", "none"),
             families=_ELECTRA, only=(("summary_type", "first"), ("summary_use_proj", True))),
+    HeadRow(*_CHOICE, "first", "classifier", **_CONTEXT),
     HeadRow(*_CHOICE, _MODERNBERT_POOLING, "classifier", biases=_MODERNBERT_BIASES, **_MODERNBERT_HEAD),
     HeadRow(*_NEXT, "pooler", "cls.seq_relationship", families=("bert", "ernie", "megatron-bert")),
     HeadRow("sentence_order", "ForPreTraining", "pooler", "sop_classifier.classifier", families=("albert",)),
 )  # fmt: skip
 
 # Beginnings of tensors that belong to heads: left out where they are not wanted.
-_STEMS = {stem for row in ROWS for stem in (row.out, row.dense, row.norm) if stem}
+# A pooler is the encoder's, of most families.
+_STEMS = {stem for row in ROWS for stem in (row.out, row.dense, row.norm) if stem} - {_CONTEXT["dense"]} | {_LM}
 _DOTTED = {stem.partition(".")[0] + "." for stem in _STEMS if "." in stem}
 # A stem without a dot is one linear layer: what else begins so, such as a decoder's blocks, is no head.
 _ALONE = {stem for stem in _STEMS if "." not in stem and f"{stem}." not in _DOTTED}
@@ -182,7 +200,7 @@ def find_rows(family: str, architecture: str, config: Config, found: dict[str, S
     (sentence encoders often say ...ForMaskedLM), but a decoder's that is tied has no tensor of its own. Without a
     class, tensors that could be several heads give none.
     """
-    rows = rows_of(family)
+    rows = [row.formed(config) for row in rows_of(family)]
     if architecture.endswith(_LANGUAGE_MODELS) and not any(row.task == CAUSAL_LM for row in rows):
         architecture = "ForMaskedLM"
     if architecture.endswith("ForPreTraining"):

@@ -13,14 +13,15 @@ from __future__ import annotations
 
 from ftbert.checkpoint import Shape
 from ftbert.converters.family import Family, sources_of
-from ftbert.converters.head_tables import PREFIXES, HeadRow
+from ftbert.converters.head_tables import PREFIXES, HeadRow, rows_of
 
 _MOST = 4  # names shown
 
 
 def silent(family: Family, found: dict[str, Shape]) -> set[str]:
     """Buffers, and everything that has the name of a head."""
-    return {name for name in found if name.startswith(PREFIXES) or name.endswith(family.buffers)}
+    own = {row.dense.partition(".")[0] + "." for row in rows_of(family.name) if row.dense}
+    return {name for name in found if name.startswith((*PREFIXES, *own)) or name.endswith(family.buffers)}
 
 
 def outside(family: Family, prefix: str, found: dict[str, Shape]) -> set[str]:

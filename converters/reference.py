@@ -32,7 +32,7 @@ def build_reference(checkpoint: Checkpoint, with_heads: bool) -> PreTrainedModel
     ours = {name: tensor for name, tensor in checkpoint.items() if not name.startswith("heads.")}
     state = dict(_to_huggingface(document, config.encoder, ours)) | _frequencies(document, config.encoder)
     if with_heads:
-        rows = {row.task: row for row in rows_of(config.architecture)}
+        rows = {row.task: row.formed(document) for row in rows_of(config.architecture)}
         endings = [rows[head.task].architecture for head in config.heads]
         model = _class_of("ForPreTraining" if len(endings) > 1 else endings[0], settings)(settings)
         state = {f"{model.base_model_prefix}.{name}": tensor for name, tensor in state.items()}

@@ -6,7 +6,6 @@ _DECODER = "it is a decoder: each token attends to those before it alone"
 _LLAMA = "no table is there yet: it is a decoder with rotary positions, RMSNorm and gated feed-forward layers"
 _TOWERS = "it is two models, one for text and one for images"
 _ROTARY = "no table is there yet: its positions are rotary, and its feed-forward layers gated"
-_RELATIVE = "its attention scores depend on positions through projections of their own"
 _BOXES = "its embeddings take the place of each word on a page"
 _SEQ2SEQ = "it is an encoder with a decoder, of which ftbert runs neither"
 _APPROXIMATE = "its attention is an approximation of the full one"
@@ -23,7 +22,6 @@ _BY_REASON: dict[str, tuple[str, ...]] = {
     _LLAMA: ("gemma", "ministral", "ministral3"),
     _TOWERS: ("clip", "siglip"),
     _ROTARY: ("gte", "neobert", "ultrabert"),
-    _RELATIVE: ("deberta", "deberta-v2"),
     _BOXES: ("layoutlm", "layoutlmv2", "layoutlmv3"),
     _SEQ2SEQ: ("bart", "mbart", "mvp"),
     _APPROXIMATE: ("mra", "nystromformer", "yoso"),

@@ -43,7 +43,8 @@ template <class Device, class T>
 Encoder<Device, T>::Encoder(const Context<Device>& context, ModelConfig config, Weights<T> weights,
                             std::optional<AttentionPath> attention, const AllocateFloats& allocate)
     : config_(std::move(config)),
-      weights_(with_rotary_tables(context, config_, std::move(weights), allocate)),
+      weights_(with_position_products(context, config_,
+                                      with_rotary_tables(context, config_, std::move(weights), allocate), allocate)),
       attention_(choose_attention(context, weights_.layers, attention)),
       layers_(config_, weights_, attention_.path) {
   for (const Layer<T>& layer : weights_.layers)
@@ -159,6 +160,9 @@ void Encoder<Device, T>::embed(Context<Device>& context, const Batch& batch, con
   if (!b.embedded) return sums(x, copy);
   sums(b.embedded, {});
   linear_into(context, weights_.embedding_projection, b.embedded, batch.tokens(), Activation::none, x);
+  if (weights_.projection_norm)
+    add_bias_input_layernorm<Device, T>(context, x, nullptr, nullptr, weights_.projection_norm, batch.tokens(),
+                                        c.hidden, {.normed = x});
   quantised();
 }
 

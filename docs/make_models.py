@@ -115,13 +115,14 @@ def render() -> str:
             ("layers share weights", len({layer.weights_of for layer in layers}) < config.depth),
             ("relative position bias", bias is not None),
             ("a table of biases for each layer", bias is not None and bias.of == "layers"),
+            ("products with positions", config.position_table is not None),
             ("word rows by the share of masked tokens", config.token_dropout is not None),
             ("scores without a scale", any(layer.attention.scale == 1 for layer in layers)),
             ("each token sees those before it", any(layer.attention.causal for layer in layers)),
             ("windows", any(layer.attention.window for layer in layers)),
             ("norms of queries and keys", any(layer.attention.qk_norm for layer in layers)),
             ("gated", any(layer.ffn.gated for layer in layers)),
-            ("no norm over the embeddings", config.embedding_norm is None),
+            ("no norm over the embeddings", config.embedding_norm is None and config.projection_norm is None),
             ("task types, always 0", isinstance(table.names.get("embeddings.token_type"), Derived)),
         ]
         kinds = {norm.kind for layer in layers if (norm := layer.ffn_norm)}

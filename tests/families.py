@@ -43,6 +43,23 @@ _SETTINGS: dict[str, list[dict[str, Any]]] = {
     "bert": [{}, {"type_vocab_size": 1}],
     "camembert": [{}, {"pad_token_id": 3}],
     "data2vec-text": [{}, {}],
+    "deberta": [
+        {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False, "type_vocab_size": 0},
+        {
+            "relative_attention": True, "pos_att_type": ["p2c"], "max_relative_positions": 7, "type_vocab_size": 2,
+            "legacy": False, "pooler_hidden_act": "tanh", "embedding_size": 39,
+        },
+    ],
+    "deberta-v2": [  # as v3; as v2 before buckets, with projections of positions of their own
+        {
+            "relative_attention": True, "pos_att_type": "p2c|c2p", "position_biased_input": False, "position_buckets": 8,
+            "share_att_key": True, "norm_rel_ebd": "layer_norm", "max_relative_positions": 20,
+        },
+        {
+            "relative_attention": True, "pos_att_type": ["c2p"], "type_vocab_size": 2, "legacy": False,
+            "max_relative_positions": 9, "pooler_hidden_act": "relu", "embedding_size": 39,
+        },
+    ],
     "distilbert": [{}, {}],
     "electra": [{}, {"embedding_size": 39}],
     "ernie": [{"use_task_id": True}, {"use_task_id": False}],

@@ -59,9 +59,11 @@ def attention(
     left: int = -1,
     right: int = -1,
     soft_cap: float = 0,
+    positions: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Tensor:
     """qkv [tokens, (heads + 2*kv_heads) * head_size] -> [tokens, heads * head_size], float64; biases: of each sequence,
-    what is added to its scores; left, right: keys before and after a query that it sees, -1: all; soft_cap: 0: none"""
+    what is added to its scores; left, right: keys before and after a query that it sees, -1: all; soft_cap: 0: none;
+    positions: keys and queries [heads, head_size, stride], and their rows of distances -reach to reach"""
     kv_heads = heads if kv_heads is None else kv_heads
     size = qkv.shape[1] // (heads + 2 * kv_heads)
     outputs = []
@@ -71,7 +73,14 @@ def attention(
             for x in part.split([heads * size, kv_heads * size, kv_heads * size], dim=1)
         )
         k, v = (x.repeat_interleave(heads // kv_heads, dim=0) for x in (k, v))
-        scores = q @ k.transpose(1, 2) * (1 / math.sqrt(size) if scale is None else scale)
+        scores = q @ k.transpose(1, 2)
+        if positions is not None:
+            keys, queries, rows = positions
+            reach, at = len(rows) // 2, torch.arange(len(part), device=qkv.device)
+            row = rows[(at - at[:, None]).clamp(-reach, reach) + reach].long().expand_as(scores)
+            scores = scores + (q @ keys.double()).gather(2, row)
+            scores = scores + (k @ queries.double()).gather(2, row.transpose(1, 2)).transpose(1, 2)
+        scores = scores * (1 / math.sqrt(size) if scale is None else scale)
         scores = soft_cap * torch.tanh(scores / soft_cap) if soft_cap else scores
         places = torch.arange(len(part), device=qkv.device)
         distance = places - places[:, None]

@@ -47,11 +47,13 @@ def fused(
 
 def general(
     qkv: torch.Tensor, lengths: list[int], heads: int, kv_heads: int, scale: float, left: int = -1, right: int = -1,
-    relative_bias: torch.Tensor | None = None, soft_cap: float = 0,
+    relative_bias: torch.Tensor | None = None, soft_cap: float = 0, **positions: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
     cu, seq = reference.offsets(lengths, qkv.device.type), max(lengths, default=0)
     q, k, v = ops.add_qkv_bias(qkv, None, cu, seq, heads, kv_heads)
     scores = (q.float() @ k.float().transpose(-1, -2)).contiguous()
+    if positions:
+        scores = ops.add_position_products(scores, q, k, cu, None, **positions)
     weights = ops.softmax(scores, cu, scale, relative_bias, None, qkv.dtype, left, right, soft_cap)
     return ops.transpose((weights.float() @ v.float()).to(qkv.dtype).contiguous(), cu, sum(lengths))
 
@@ -165,7 +167,7 @@ def test_keys_outside_of_a_window_do_not_matter(place: Place) -> None:
 
 
 # What the ops call the members of a score policy, each as it changes most results.
-MEMBERS: dict[str, dict[str, Any]] = {"window": {"left": 3, "right": 2}, "relative bias": {"relative_bias": None}, "soft cap": {"soft_cap": 0.5}}
+MEMBERS: dict[str, dict[str, Any]] = {"window": {"left": 3, "right": 2}, "relative bias": {"relative_bias": None}, "soft cap": {"soft_cap": 0.5}, "products with positions": {"position_keys": None, "position_queries": None, "position_rows": None}}
 # Heads, heads of keys, lengths: a call for each kernel of a GPU. A CPU has one.
 KERNELS = [
     *((2, 2, [longest, 5]) for longest in (60, 16, 30, 128, 190, 300)),
@@ -178,6 +180,9 @@ def check_members(place: Place, path: str, heads: int, kv_heads: int, size: int,
     scale = 1 / math.sqrt(size)
     cu, table = reference.offsets(lengths, place.device), random(heads, 9, place, seed=1)
     table[:, 0] -= 8  # of the far keys, which are many: near ones decide, so each query feels the bias
+    tables = [random(heads * size, 32, place, seed=seed).view(heads, size, 32) / 2 for seed in (2, 3)]
+    rows = torch.tensor([1, 1, 2, 3, 5, 6, 7, 8, 9, 11, 12], dtype=torch.int32, device=place.device)
+    values = {"relative_bias": table, "position_keys": tables[0], "position_queries": tables[1], "position_rows": rows}
     distances = [torch.arange(n, device=place.device) for n in lengths]
     biases = [table.double()[:, (p - p[:, None]).clamp(-4, 4) + 4] for p in distances]
 
@@ -193,12 +198,14 @@ def check_members(place: Place, path: str, heads: int, kv_heads: int, size: int,
         return made if out_scale is None else made.float() * out_scale
 
     def expected(given: dict[str, Any]) -> torch.Tensor:
-        own = {key: value for key, value in given.items() if key != "relative_bias"}
-        want = reference.attention(qkv, lengths, heads, biases if len(own) < len(given) else None, kv_heads, scale, **own)
+        own = {key: value for key, value in given.items() if key not in values}
+        added = biases if "relative_bias" in given else None
+        positions = (*tables, rows) if "position_rows" in given else None
+        want = reference.attention(qkv, lengths, heads, added, kv_heads, scale, positions=positions, **own)
         return want[last] if path == "one query" else want
 
-    for chosen in (names for count in range(4) for names in combinations(MEMBERS, count)):
-        given = {key: table if value is None else value for name in chosen for key, value in MEMBERS[name].items()}
+    for chosen in (names for count in range(5) for names in combinations(MEMBERS, count)):
+        given = {key: values[key] if value is None else value for name in chosen for key, value in MEMBERS[name].items()}
         want = expected(given)
         assert not chosen or (want - expected({})).abs().max() > 0.5  # whoever ignores a member is found out
         try:

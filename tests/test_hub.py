@@ -246,7 +246,7 @@ def test_what_cannot_be_used_is_not_fetched(hub: Hub, files: list[str], message:
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ({"model_type": "deberta-v2"}, "someone/model: model type 'deberta-v2' is not supported: its attention scores"),
+        ({"model_type": "xlnet"}, "someone/model: model type 'xlnet' is not supported: its attention scores"),
         ({"is_decoder": True}, "someone/model: this checkpoint is a decoder"),
         ({"hidden_act": "mish"}, "(?s)someone/model: .*unknown activation 'mish'"),
         ({"auto_map": {"AutoModel": "other/code--bert_layers.BertModel"}}, "someone/model: auto_map names bert_layers.BertModel"),

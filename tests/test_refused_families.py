@@ -101,10 +101,10 @@ def test_every_text_encoder_of_transformers_runs_or_has_a_reason() -> None:
 
 
 def test_a_folder_of_a_refused_family_says_so_whatever_weights_it_has(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "deberta-v2"}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "xlnet"}))
     for name in ("notes.txt", "tf_model.h5", "pytorch_model.bin", "model.safetensors"):
         (tmp_path / name).write_bytes(b"no weights")
-        with pytest.raises(ValueError, match="config.json: model type 'deberta-v2' is not supported: its attention"):
+        with pytest.raises(ValueError, match="config.json: model type 'xlnet' is not supported: its attention"):
             ftbert.load(tmp_path)
 
 

@@ -179,6 +179,13 @@ void add_bias_input_layernorm<Cpu, float>(Context<Cpu>& context, const float* x,
 }
 
 template <>
+void add_position_products<Cpu, float>(Context<Cpu>& context, const Heads& heads, const float* q, const float* k,
+                                       const Sequences& sequences, const PositionProducts<float>& positions,
+                                       float* scores) {
+  isa_kernels().add_position_products(context, heads, q, k, sequences, positions, scores);
+}
+
+template <>
 void add_qkv_bias<Cpu, float>(Context<Cpu>& context, const Heads& heads, const float* qkv, const float* bias,
                               const Sequences& sequences, float* q, float* k, float* v) {
   isa_kernels().add_qkv_bias(context, heads, qkv, bias, sequences, q, k, v);
@@ -198,12 +205,15 @@ Operand attention<Cpu, float>(Context<Cpu>&, const Heads& heads, const QueriesKe
   FTBERT_CHECK(from.dtype == DType::fp32 || (from.dtype == DType::bf16 && isa_kernels().bf16),
                "attention on this CPU reads fp32", isa_kernels().bf16 ? " or bf16" : "", ", got ",
                to_string(from.dtype));
+  FTBERT_CHECK(from.dtype == DType::fp32 || !policy.set().has(ScoreMember::positions),
+               "attention on the CPU reads fp32 where scores have products with positions");
   return isa_kernels().attention(heads, from, sequences, policy.read<kCpuAttentionReads>("attention"), scratch, to);
 }
 
 template <>
-size_t attention_scratch_bytes<Cpu, float>(const Heads& heads, int64_t max_k, AttentionUse use) {
-  return isa_kernels().attention_scratch_bytes(heads, max_k, use);
+size_t attention_scratch_bytes<Cpu, float>(const Heads& heads, int64_t max_k, AttentionUse use,
+                                           int64_t position_stride) {
+  return isa_kernels().attention_scratch_bytes(heads, max_k, use, position_stride);
 }
 
 template <>

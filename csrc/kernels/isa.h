@@ -12,6 +12,7 @@
   X(add_bias_act)             \
   X(add_bias_gate)            \
   X(add_bias_input_layernorm) \
+  X(add_position_products)    \
   X(add_qkv_bias)             \
   X(argmax)                   \
   X(attention_scratch_bytes)  \

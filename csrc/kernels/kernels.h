@@ -216,6 +216,21 @@ template <class Device, class T>
 void rotary(Context<Device>& context, const Heads& heads, const HeadRules<T>& rules, int64_t rows, const Operand& qkv,
             const CacheRows<T>& cache = {});
 
+// ---- position_table ----------------------------------------------------------------------------------------
+
+// A table of positions behind a projection, as PositionProducts has it: out [heads, head_size, stride] from
+// x [rows, x_stride], of whose rows the first heads * head_size numbers count, + bias [heads * head_size] (nullptr: 0);
+// the last
+// row first, and zeros from `rows` on.
+template <class Device, class T>
+void position_table(Context<Device>& context, const Heads& heads, const T* x, int64_t x_stride, const T* bias,
+                    int64_t rows, int64_t stride, T* out);
+// PositionProducts::rows, of a table of 2 * span rows: out [2 * reach + 1] for distances -reach to reach. The row of
+// distance d is span - 1 + bucket(d), within the table, where bucket(-d) = -bucket(d), and buckets [reach + 1], memory
+// of the host, are those of 0 to reach.
+template <class Device>
+void position_rows(Context<Device>& context, const int32_t* buckets, int64_t reach, int64_t span, int32_t* out);
+
 // ---- rows that are read: padding_cpu.cpp, padding_rows_cuda.cu ---------------------------------------------
 
 // Whose rows a caller reads: every token's, the first's or the last's of each sequence, or those that it names.
@@ -283,15 +298,16 @@ bool attention_of_new_tokens(Context<Cuda>& context, const Heads& heads, const H
 // bf16 too; else T.
 template <class Device, class T>
 DType attention_operand(const Format& weight);
+// position_stride: PositionProducts::stride, 0 where there are none.
 template <class Device, class T>
-size_t attention_scratch_bytes(const Heads& heads, int64_t max_k, AttentionUse use);
+size_t attention_scratch_bytes(const Heads& heads, int64_t max_k, AttentionUse use, int64_t position_stride);
 template <class Device>
 int64_t attention_arrivals();  // 0: none are needed
 // What the fused path lacks for these heads and members of a policy ("has no kernel ..."); "": nothing.
 template <class Device, class T>
 std::string why_no_fused_attention(const Context<Device>& context, const Heads& heads, ScoreMembers set);
 // What the fused kernels of CPUs read of a policy.
-inline constexpr ScoreMembers kCpuAttentionReads{ScoreMember::window, ScoreMember::bias};
+inline constexpr ScoreMembers kCpuAttentionReads{ScoreMember::window, ScoreMember::bias, ScoreMember::positions};
 // The fused kernel of a GPU for so many sequences of `length` tokens each, or for one token of each behind as many in a
 // cache (attention_kernels.h).
 template <class T>
@@ -356,6 +372,12 @@ void repeat_prefix(Context<Device>& context, int64_t width, int64_t prefix, cons
 template <class Device, class T>
 void add_qkv_bias(Context<Device>& context, const Heads& heads, const T* qkv, const T* bias, const Sequences& sequences,
                   T* q, T* k, T* v);
+
+// scores [count, heads, seq, seq], not scaled yet, += the products with positions; q, k [count, heads, seq, head_size].
+// What stands past a sequence's length stays as it is.
+template <class Device, class T>
+void add_position_products(Context<Device>& context, const Heads& heads, const T* q, const T* k,
+                           const Sequences& sequences, const PositionProducts<T>& positions, float* scores);
 
 inline constexpr ScoreMembers kSoftmaxReads{ScoreMember::window, ScoreMember::bias, ScoreMember::soft_cap};
 // scores, probabilities [count, heads, seq, seq]: softmax(scale * score, capped, + bias) over the keys that the row's

@@ -57,7 +57,9 @@ void attend_general(Context<Device>& context, const Heads& heads, const T* qkv, 
         .m = seq, .n = heads.size, .k = seq, .a = t, .b = kFormat<T>, .c = t, .batch = batch, .b_transposed = false};
     add_qkv_bias<Device, T>(context, heads, qkv, bias, some, b.q, b.k, b.v);
     gemm<Device, T, float>(context, scores, b.q, b.k, b.scores);
-    softmax<Device, T>(context, heads, b.scores, some, policy, b.probabilities);
+    if (const PositionProducts<T>& positions = policy.template choose_by<ScoreMember::positions>(); positions.set())
+      add_position_products<Device, T>(context, heads, b.q, b.k, some, positions, b.scores);
+    softmax<Device, T>(context, heads, b.scores, some, policy.without_positions(), b.probabilities);
     gemm<Device, T, T>(context, sums, b.probabilities, b.v, b.q);
     transpose<Device, T>(context, heads, b.q, some, b.attended);
   }
@@ -107,7 +109,8 @@ Operand attend(Context<Device>& context, const Layer<T>& layer, const Batch& bat
   Sequences sequences = batch.of(run);
   const bool one_each = sequences.max_q == 1 && batch.shared_prefix == 0;
   if (queries != Queries::all) sequences.max_q = 1;
-  const Operand wished{b.qkv, fused && !batch.cache
+  // Tables of positions are of T, and so is what they are multiplied with.
+  const Operand wished{b.qkv, fused && !batch.cache && !c.position_scores
                                   ? &plain_format(attention_operand<Device, T>(*layer.qkv.weight.format))
                                   : kFormat<T>};
   const HeadRules<T> rules{layer.q_norm, layer.k_norm, layer.rotation, batch.turns() + run.first_token};

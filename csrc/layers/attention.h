@@ -16,7 +16,9 @@ namespace ftbert {
 template <class T>
 ScorePolicy<T> policy_of(const Layer<T>& layer, const int32_t* columns = nullptr) {
   const AttentionConfig& c = layer.config.attention;
-  return {c.window, {layer.relative_bias, columns, layer.relative_span}, {c.soft_cap}};
+  PositionProducts<T> positions = layer.positions;
+  positions.columns = columns;
+  return {c.window, {layer.relative_bias, columns, layer.relative_span}, {c.soft_cap}, positions};
 }
 
 struct AttentionChoice {

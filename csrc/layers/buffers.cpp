@@ -30,7 +30,9 @@ LayerBuffers<T> carve_layer_buffers(Workspace& ws, const ModelConfig& config, co
     width = std::max(width, layer.attention.heads.width());
     qkv_width = std::max(qkv_width, layer.attention.heads.qkv_width());
     heads = std::max(heads, layer.attention.heads.count);
-    scratch = std::max(scratch, attention_scratch_bytes<Device, T>(layer.attention.heads, sizes.max_seqlen, sizes.use));
+    scratch = std::max(
+        scratch, attention_scratch_bytes<Device, T>(layer.attention.heads, sizes.max_seqlen, sizes.use,
+                                                    layer.attention.position_scores ? config.position_stride() : 0));
     if (layer.ffn.down_type) scaled_inner = std::max(scaled_inner, layer.ffn.inter);
     inner = std::max(inner, layer.ffn.inter + (layer.ffn.gated ? layer.ffn.up_rows() : 0));
   }

@@ -23,6 +23,8 @@ void check_layers_exist(const ModelConfig& config) {
     refuse(c.rounding == NormRounding::before_gamma, "LayerNorms that round before_gamma");
   };
   norm(config.embedding_norm);
+  norm(config.projection_norm);
+  norm(config.position_norm);
   norm(config.final_norm);
   for (const LayerConfig& c : config.layers) {
     for (const NormConfig* one : {&c.attention_norm, &c.attention_result_norm, &c.ffn_norm, &c.ffn_result_norm})

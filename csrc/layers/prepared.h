@@ -1,5 +1,6 @@
-// What is made of a model's weights at load: the tables of rotary positions; and for Hopper and 16-bit elements what
-// products need to do the work of the norms between them, and for which calls they do it. No CUDA header.
+// What is made of a model's weights at load: the tables of rotary positions, those of scores by position; and for
+// Hopper and 16-bit elements what products need to do the work of the norms between them, and for which calls they do
+// it. No CUDA header.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -14,6 +15,11 @@ namespace ftbert {
 template <class Device, class T>
 Weights<T> with_rotary_tables(const Context<Device>& context, const ModelConfig& config, Weights<T> weights,
                               const AllocateFloats& allocate);
+
+// weights with PositionProducts of each layer: the table of positions behind its norm and the layer's projections.
+template <class Device, class T>
+Weights<T> with_position_products(const Context<Device>& context, const ModelConfig& config, Weights<T> weights,
+                                  const AllocateFloats& allocate);
 
 // Up to how many tokens norms are deferred by moments, from which on norm kernels are faster. $FTBERT_DEFERRED_NORM:
 // "off" (0), "on", or another number; Error for other words. Of a build with CUDA.

@@ -84,6 +84,17 @@ Rotary read_rotary(Section& read, int64_t head_size) {
   return c;
 }
 
+PositionScores read_position_scores(Section& read) {
+  const PositionScores c{.keys = read.boolean("keys", false),
+                         .queries = read.boolean("queries", false),
+                         .shared = read.boolean("shared", true),
+                         .keys_bias = read.boolean("keys_bias", true),
+                         .queries_bias = read.boolean("queries_bias", true)};
+  read.require(c.keys || c.queries, "keys", "neither keys nor queries are multiplied with positions");
+  read.finish();
+  return c;
+}
+
 AttentionConfig read_attention(Section& read) {
   AttentionConfig c;
   Heads& heads = c.heads;
@@ -94,6 +105,10 @@ AttentionConfig read_attention(Section& read) {
   c.soft_cap = static_cast<float>(read.number_or_none("soft_cap", 0, 1e6).value_or(0));
   c.window = read_window(read);
   c.relative_bias = read.boolean("relative_bias", false);
+  if (std::optional<Section> scores = read.section("position_scores"))
+    c.position_scores = read_position_scores(*scores);
+  read.require(!c.position_scores || heads.kv == heads.count, "position_scores",
+               "every head of queries needs keys of its own");
   if (std::optional<Section> rotary = read.section("rotary")) c.rotary = read_rotary(*rotary, heads.size);
   if (const NormConfig norm = read_norm(read, "qk_norm"); norm.kind != NormKind::none) c.qk_norm = norm;
   c.qkv_bias = read.boolean("qkv_bias", true);
@@ -149,6 +164,8 @@ bool read_layers(Section& read, const ModelConfig& model, std::vector<LayerConfi
     read.require(layer.attention.heads.count == model.relative_heads, "attention",
                  "relative_bias: the model's table is for " + std::to_string(model.relative_heads) +
                      " heads, the layer has " + std::to_string(layer.attention.heads.count));
+  read.require(!layer.attention.position_scores || model.position_span > 0, "attention",
+               "position_scores: the model has no position_table");
   read.require(end <= kMostLayers, "repeat", too_many(end));
   for (int64_t i = first; i < std::min(end, kMostLayers); ++i) {
     layer.weights_of = shared < 0 ? model.stage.first_layer + i : shared;
@@ -158,6 +175,31 @@ bool read_layers(Section& read, const ModelConfig& model, std::vector<LayerConfi
     entries.push_back({read.values()});
   }
   return end <= kMostLayers;
+}
+
+// The table of positions for scores.
+void read_position_table(Section& read, ModelConfig& c) {
+  constexpr int64_t kMostSpan = 1 << 16;
+  c.position_span = read.integer("span", 1, kMostSpan);
+  if (const Json::Array* listed = read.array("buckets")) {
+    for (const Json& one : *listed) {
+      const int64_t* bucket = one.as<int64_t>();
+      const bool first = c.position_buckets.empty();
+      const int64_t before = first ? 0 : c.position_buckets.back();
+      if (!bucket || *bucket < before || *bucket > (first ? 0 : c.position_span)) {
+        read.complain("buckets", "expected integers that ascend from 0 to span " + std::to_string(c.position_span) +
+                                     " at most, got " + shown(one));
+        break;
+      }
+      c.position_buckets.push_back(static_cast<int32_t>(*bucket));
+    }
+    read.require(!listed->empty(), "buckets", "expected at least that of distance 0");
+    read.keep("buckets", {*listed});
+  } else {
+    for (int64_t d = 0; d <= c.position_span; ++d) c.position_buckets.push_back(static_cast<int32_t>(d));
+  }
+  c.position_norm = read_norm(read, "norm");
+  read.finish();
 }
 
 std::vector<LayerConfig> read_all_layers(Section& read, const ModelConfig& model, Complaints& complaints) {
@@ -248,6 +290,7 @@ ModelConfig ModelConfig::parse(std::string_view json, std::string* whole) {
                        .kept = static_cast<float>(dropout->number("kept", 0, 1))};
     dropout->finish();
   }
+  if (std::optional<Section> table = read.section("position_table")) read_position_table(*table, c);
   if (std::optional<Section> shard = read.section("shard")) {
     c.shard.size = shard->integer("size", 1, 1 << 16);
     c.shard.rank = shard->integer("rank", 0, c.shard.size - 1);
@@ -263,15 +306,22 @@ ModelConfig ModelConfig::parse(std::string_view json, std::string* whole) {
   c.embedding_norm = read_norm(read, "embedding_norm");
   c.final_norm = read_norm(read, "final_norm");
   c.embedding_projection = read.boolean("embedding_projection", false);
+  c.projection_bias = read.boolean("projection_bias", true);
+  c.projection_norm = read_norm(read, "projection_norm");
   c.pooler = read.boolean("pooler", false);
   c.layers = read_all_layers(read, c, complaints);
   read.finish();
   read.require(c.embedding_projection || c.embedding == c.hidden, "embedding",
                std::to_string(c.embedding) + " differs from hidden " + std::to_string(c.hidden) +
                    ": that needs embedding_projection");
+  read.require(c.embedding_projection || c.projection_norm.kind == NormKind::none, "projection_norm",
+               "there is no embedding_projection");
   bool biased = c.layers.empty() || c.relative_span == 0;
   for (const LayerConfig& layer : c.layers) biased = biased || layer.attention.relative_bias;
   read.require(biased, "relative_bias", "no layer has attention.relative_bias");
+  bool positioned = c.layers.empty() || c.position_span == 0;
+  for (const LayerConfig& layer : c.layers) positioned = positioned || layer.attention.position_scores;
+  read.require(positioned, "position_table", "no layer has attention.position_scores");
   check_shared(c, complaints);
   complaints.throw_any("the model configuration is not valid:");
   if (whole) *whole = json_text({read.values()});

@@ -31,18 +31,28 @@ struct Rotary {
   bool operator==(const Rotary&) const = default;
 };
 
+// Terms of the scores that are products with the model's table of positions, of the row of the distance between a
+// query and a key: of the query with what the projection of keys makes of the row, of the key with that of queries.
+struct PositionScores {
+  bool keys = false, queries = false;          // which of both there are
+  bool shared = true;                          // projections of the attention itself; else of their own
+  bool keys_bias = true, queries_bias = true;  // of projections of their own
+  bool operator==(const PositionScores&) const = default;
+};
+
 struct AttentionConfig {
   Heads heads;
   Window window;               // of the keys that a query sees; causal: none behind it
   float soft_cap = 0;          // of scaled scores; 0: none
   bool relative_bias = false;  // a table of biases by distance is added to the scores
+  std::optional<PositionScores> position_scores;
   std::optional<Rotary> rotary;
   std::optional<NormConfig> qk_norm;  // over each head of queries and of keys
   bool qkv_bias = true, out_bias = true;
   const Format *qkv_type = nullptr, *out_type = nullptr;  // of the matrices as stored; nullptr: the model's type
 
   // Whether a term of the scores depends on how far a key stands from its query; a window does not count.
-  bool by_distance() const { return relative_bias; }
+  bool by_distance() const { return relative_bias || position_scores; }
 };
 
 struct FeedForwardConfig {
@@ -100,11 +110,18 @@ struct ModelConfig {
   int64_t relative_heads = 0;       // rows of that table
   bool relative_of_layers = false;  // each set of a layer's weights has such a table of its own
   std::optional<TokenDropout> token_dropout;
+  int64_t position_span = 0;  // half the rows of the table of positions for scores; 0: the model has none
+  // Of distances from 0 on, whose sign a bucket keeps; larger distances are in the last one. The row of the distance
+  // column(query) - column(key) is position_span + bucket, within the table.
+  std::vector<int32_t> position_buckets;
+  NormConfig position_norm;  // over rows of that table
   PositionKind positions = PositionKind::absolute;
   NormConfig embedding_norm;          // over the sum of the embeddings
   NormConfig final_norm;              // of what the last layer leaves
   bool embedding_projection = false;  // embedding -> hidden, a linear layer after that norm
-  bool pooler = false;                // dense + tanh over the first token
+  bool projection_bias = true;
+  NormConfig projection_norm;  // over what it gives
+  bool pooler = false;         // dense + tanh over the first token
   std::vector<LayerConfig> layers;
   Shard shard;  // heads, kv_heads, relative_heads and inter above are this rank's
   Stage stage;  // layers above are this stage's
@@ -118,6 +135,12 @@ struct ModelConfig {
   bool by_distance() const;
   // Longest sequence that the positions are for.
   int64_t max_seq() const;
+
+  // PositionProducts::stride of its table.
+  int64_t position_stride() const {
+    constexpr int64_t kStep = PositionProducts<float>::kStep;
+    return (2 * position_span + kStep - 1) / kStep * kStep;
+  }
 
   // From `encoder` of a checkpoint's config.json (docs/checkpoint.md), as JSON text. Throws Error that lists what is
   // missing, unknown, impossible or contradicts the rest, by the path of its key. whole, where given: becomes the same

@@ -44,6 +44,15 @@ void walk_layer(const ModelConfig& c, const LayerConfig& l, const Visit& visit) 
   }
   if (l.attention.relative_bias && c.relative_of_layers)
     visit({layer + "attention.relative_bias", {c.relative_heads, 2 * c.relative_span - 1}});
+  if (const auto& scores = l.attention.position_scores; scores && !scores->shared) {
+    // No matrices of products: the tables are made once, at load, from whatever type the stream has.
+    const auto own = [&](const std::string& name, bool there, bool bias) {
+      if (there) visit({layer + name + ".weight", {l.attention.heads.width(), c.hidden}});
+      if (there && bias) visit({layer + name + ".bias", {l.attention.heads.width()}});
+    };
+    own("attention.position_keys", scores->keys, scores->keys_bias);
+    own("attention.position_queries", scores->queries, scores->queries_bias);
+  }
   walk_linear(layer + "attention.out", c.hidden, l.attention.heads.width(), l.attention.out_bias, l.attention.out_type,
               visit);
   walk_norm(layer + "attention.norm", l.attention_norm, c.hidden, visit);
@@ -61,7 +70,8 @@ void walk_embeddings(const ModelConfig& c, const Visit& visit) {
   if (c.positions != PositionKind::none) visit({"embeddings.position", {c.max_positions, c.embedding}});
   if (c.token_types > 0) visit({"embeddings.token_type", {c.token_types, c.embedding}});
   walk_norm("embeddings.norm", c.embedding_norm, c.embedding, visit);
-  if (c.embedding_projection) walk_linear("embeddings.projection", c.hidden, c.embedding, true, {}, visit);
+  if (c.embedding_projection) walk_linear("embeddings.projection", c.hidden, c.embedding, c.projection_bias, {}, visit);
+  walk_norm("embeddings.projection_norm", c.projection_norm, c.hidden, visit);
 }
 
 // One walk over the model, used both to list the tensors and to bind them: the two cannot disagree.
@@ -70,6 +80,10 @@ void walk(const ModelConfig& c, const Visit& visit) {
   if (c.stage.first()) walk_embeddings(c, visit);
   if (c.relative_span > 0 && !c.relative_of_layers)
     visit({"attention.relative_bias", {c.relative_heads, 2 * c.relative_span - 1}});
+  if (c.position_span > 0) {
+    visit({"attention.positions", {2 * c.position_span, c.hidden}});
+    walk_norm("attention.position_norm", c.position_norm, c.hidden, visit);
+  }
   std::set<int64_t> seen;
   for (const LayerConfig& l : c.layers)
     if (seen.insert(l.weights_of).second) walk_layer(c, l, visit);
@@ -148,6 +162,7 @@ Weights<T> bind_weights(const ModelConfig& config, const WeightSource& source) {
   w.token_type = data("embeddings.token_type");
   w.embedding_norm = norm("embeddings.norm", config.embedding_norm);
   w.embedding_projection = linear("embeddings.projection");
+  w.projection_norm = norm("embeddings.projection_norm", config.projection_norm);
   for (const LayerConfig& c : config.layers) {
     const std::string layer = layer_prefix(c);
     const std::string relative_bias = (config.relative_of_layers ? layer : "") + "attention.relative_bias";
@@ -161,12 +176,17 @@ Weights<T> bind_weights(const ModelConfig& config, const WeightSource& source) {
          .rotation = {},
          .relative_bias = c.attention.relative_bias ? data(relative_bias) : nullptr,
          .relative_span = c.attention.relative_bias ? config.relative_span : 0,
+         .position_keys = linear(layer + "attention.position_keys"),
+         .position_queries = linear(layer + "attention.position_queries"),
+         .positions = {},
          .out = linear(layer + "attention.out", config.shard),
          .attention_norms = norms(layer + "attention", c.norm_place, c.attention_norm, c.attention_result_norm),
          .up = linear(layer + "ffn.up"),
          .down = linear(layer + "ffn.down", config.shard),
          .ffn_norms = norms(layer + "ffn", c.norm_place, c.ffn_norm, c.ffn_result_norm)});
   }
+  w.positions = data("attention.positions");
+  w.position_norm = norm("attention.position_norm", config.position_norm);
   w.final_norm = norm("final_norm", config.final_norm);
   w.pooler = linear("pooler");
   return w;

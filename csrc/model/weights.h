@@ -49,7 +49,10 @@ struct Layer {
   Rotation rotation;                 // its table comes with the device (layers/prepared.h)
   const T* relative_bias = nullptr;  // [heads, 2*relative_span-1], by column(key) - column(query) + relative_span-1
   int64_t relative_span = 0;
-  Linear<T> out;  // [hidden, width]
+  // Own projections of the table of positions, plain matrices [width, hidden]; absent where they are those of qkv.
+  Linear<T> position_keys, position_queries;
+  PositionProducts<T> positions;  // its tables come with the device (layers/prepared.h)
+  Linear<T> out;                  // [hidden, width]
   BlockNorms<T> attention_norms;
   Linear<T> up;    // [up_rows, hidden]
   Linear<T> down;  // [hidden, inter]
@@ -63,7 +66,10 @@ struct Weights {
   const T* token_type = nullptr;
   Norm<T> embedding_norm;
   Linear<T> embedding_projection;
+  Norm<T> projection_norm;
   std::vector<Layer<T>> layers;  // several may point at the same tensors
+  const T* positions = nullptr;  // [2 * position_span, hidden], for scores
+  Norm<T> position_norm;
   Norm<T> final_norm;
   Linear<T> pooler;
 };

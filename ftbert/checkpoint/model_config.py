@@ -55,11 +55,25 @@ class RotaryConfig:
 
 
 @dataclass(frozen=True)
+class PositionScoresConfig:
+    """Products with the model's table of positions that are added to a score before its scale: of the query with what
+    the projection of keys makes of the row (keys), of the key with that of queries (queries). shared: projections of
+    the attention itself, else of their own, which have biases or none."""
+
+    keys: bool
+    queries: bool
+    shared: bool
+    keys_bias: bool
+    queries_bias: bool
+
+
+@dataclass(frozen=True)
 class AttentionConfig:
     """kv_heads: of keys and values. scale: of a score. soft_cap: a scaled score s becomes soft_cap * tanh(s /
     soft_cap), where it is not None. window: how many keys a query sees to its left and right, None for all.
-    relative_bias: a table by distance is added to the scores. qk_norm: over each head of queries and keys. qkv_type,
-    out_type: of the matrices as stored, "e4m3", "int8" or "q8_0", with scales, or that of the "model"."""
+    relative_bias: a table by distance is added to the scores. position_scores: so are products with another. qk_norm:
+    over each head of queries and keys. qkv_type, out_type: of the matrices as stored, "e4m3", "int8" or "q8_0", with
+    scales, or that of the "model"."""
 
     heads: int
     head_size: int
@@ -69,6 +83,7 @@ class AttentionConfig:
     window: tuple[int | None, int | None] | None
     causal: bool
     relative_bias: bool
+    position_scores: PositionScoresConfig | None
     rotary: RotaryConfig | None
     qk_norm: NormConfig | None
     qkv_bias: bool
@@ -145,6 +160,17 @@ class TokenDropoutConfig:
 
 
 @dataclass(frozen=True)
+class PositionTableConfig:
+    """A table [2*span, hidden], normed first where it has a norm, whose row span + bucket is that of the distance
+    column(query) - column(key). buckets: of distances from 0 on, whose sign they keep, the last of all farther ones;
+    None: the distances themselves."""
+
+    span: int
+    buckets: tuple[int, ...] | None
+    norm: NormConfig | None
+
+
+@dataclass(frozen=True)
 class ShardConfig:
     """This rank of so many."""
 
@@ -166,9 +192,9 @@ class StageConfig:
 @dataclass(frozen=True)
 class ModelConfig:
     """As csrc/model/config.h, which reads JSON, checks it and knows the defaults. embedding: width of the embedding
-    tables, projected to hidden where there is an embedding_projection. embedding_scale: of rows of the word table.
-    word_type: of that table as stored, "int8" with a scale for each row, or that of the "model". shard: heads, kv_heads
-    and inter are a rank's. stage: the layers are a stage's."""
+    tables, projected to hidden where there is an embedding_projection, whose result projection_norm then norms.
+    embedding_scale: of rows of the word table. word_type: of that table as stored, "int8" with a scale for each row, or
+    that of the "model". shard: heads, kv_heads and inter are a rank's. stage: the layers are a stage's."""
 
     vocab: int
     hidden: int
@@ -180,9 +206,12 @@ class ModelConfig:
     embedding_scale: float
     relative_bias: RelativeBiasConfig | None
     token_dropout: TokenDropoutConfig | None
+    position_table: PositionTableConfig | None
     embedding_norm: NormConfig | None
     final_norm: NormConfig | None
     embedding_projection: bool
+    projection_bias: bool
+    projection_norm: NormConfig | None
     pooler: bool
     word_type: str
     shard: ShardConfig | None
@@ -286,7 +315,8 @@ def _said(values: list[tuple[str, Any]]) -> Json:
 
 _NESTED: dict[str, Any] = {
     "attention": AttentionConfig, "ffn": FeedForwardConfig, "layers": LayerConfig, "rotary": RotaryConfig,
-    "positions": PositionConfig, "relative_bias": RelativeBiasConfig, "shard": ShardConfig, "stage": StageConfig,
+    "positions": PositionConfig, "relative_bias": RelativeBiasConfig, "position_scores": PositionScoresConfig,
+    "position_table": PositionTableConfig, "shard": ShardConfig, "stage": StageConfig,
     "token_dropout": TokenDropoutConfig,
 }  # fmt: skip
 

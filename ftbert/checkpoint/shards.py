@@ -90,8 +90,12 @@ def _stage(whole: ModelConfig, index: int, count: int, begin: int, end: int) -> 
     stage = replace(whole, layers=layers, stage=StageConfig(index, count, begin, whole.depth))
     if not any(layer.attention.relative_bias for layer in layers):
         stage = replace(stage, relative_bias=None)
+    if not any(layer.attention.position_scores for layer in layers):
+        stage = replace(stage, position_table=None)
     if index > 0:
-        stage = replace(stage, embedding=whole.hidden, embedding_norm=None, embedding_projection=False)
+        stage = replace(
+            stage, embedding=whole.hidden, embedding_norm=None, embedding_projection=False, projection_norm=None
+        )
     if index + 1 < count:
         stage = replace(stage, final_norm=None, pooler=False)
     return stage

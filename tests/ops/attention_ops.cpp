@@ -27,10 +27,43 @@ int64_t span_of(const OptionalTensor& table, const Tensor& like, int64_t heads) 
   return (table->size(1) + 1) / 2;
 }
 
+// keys, queries [heads, head_size, stride] or none; rows int32 [2*reach+1], for distances -reach to reach.
+struct PositionTensors {
+  OptionalTensor keys, queries, rows;
+
+  void check(const Tensor& like, const Heads& heads) const {
+    FTBERT_CHECK(rows.has_value() == (keys || queries), "position_rows: expected with tables, and with them alone");
+    if (!rows) return;
+    FTBERT_CHECK(rows->dim() == 1 && rows->size(0) % 2 == 1 && rows->scalar_type() == at::kInt &&
+                     rows->device() == like.device() && rows->is_contiguous(),
+                 "position_rows: expected Int [2*reach+1], got ", describe(*rows));
+    const int64_t stride = (keys ? keys : queries)->size(-1);
+    FTBERT_CHECK(stride % PositionProducts<float>::kStep == 0, "positions: expected a stride of whole steps, got ",
+                 stride);
+    same("position_keys", keys, like, {heads.count, heads.size, stride});
+    same("position_queries", queries, like, {heads.count, heads.size, stride});
+    FTBERT_CHECK(rows->min().item<int>() >= 0 && rows->max().item<int>() < stride,
+                 "position_rows: expected rows of the tables");
+  }
+  template <class T>
+  PositionProducts<T> of(const OptionalTensor& columns) const {
+    if (!rows) return {};
+    PositionProducts<T> made{data<T>(keys), data<T>(queries), (keys ? keys : queries)->size(-1)};
+    made.reach = rows->size(0) / 2;
+    made.rows = data<int32_t>(rows) + made.reach;
+    made.columns = data<int32_t>(columns);
+    const auto exact = [&](int64_t d) { return made.rows[d] == made.rows[0] + d && made.rows[-d] == made.rows[0] - d; };
+    if (rows->is_cpu())
+      while (made.exact < made.reach && exact(made.exact + 1)) ++made.exact;
+    return made;
+  }
+};
+
 template <class T>
 ScorePolicy<T> policy_of(const Window& window, const OptionalTensor& table, const OptionalTensor& columns, int64_t span,
-                         double soft_cap) {
-  return {window, {data<T>(table), data<int32_t>(columns), span}, {static_cast<float>(soft_cap)}};
+                         double soft_cap, const PositionTensors& positions = {}) {
+  return {
+      window, {data<T>(table), data<int32_t>(columns), span}, {static_cast<float>(soft_cap)}, positions.of<T>(columns)};
 }
 
 template <class Device, class T>
@@ -42,11 +75,14 @@ void check_fused(const Context<Device>& context, const Heads& heads, const Score
 Tensor attend(const Tensor& qkv, const Tensor& cu, int64_t max_seqlen, int64_t heads,
               const OptionalTensor& relative_bias, const OptionalTensor& columns, bool bf16, int64_t kv_heads,
               std::optional<double> scale, int64_t left, int64_t right, const OptionalTensor& out_scale,
-              double soft_cap) {
+              double soft_cap, const OptionalTensor& position_keys, const OptionalTensor& position_queries,
+              const OptionalTensor& position_rows) {
   elements("qkv", qkv, 2);
   FTBERT_CHECK(!bf16 || qkv.is_cpu(), "bf16: operands are rounded on the CPU alone; elsewhere qkv itself may be bf16");
   const Heads h = heads_of(qkv, heads, kv_heads, scale);
   const Window window = window_of(left, right);
+  const PositionTensors positions{position_keys, position_queries, position_rows};
+  positions.check(qkv, h);
   const int64_t span = span_of(relative_bias, qkv, heads);
   count("max_seqlen", max_seqlen, 0, kAnyLength);
   max_seqlen = std::min(max_seqlen, qkv.size(0));  // no sequence is longer than all
@@ -57,11 +93,12 @@ Tensor attend(const Tensor& qkv, const Tensor& cu, int64_t max_seqlen, int64_t h
   const Tensor small = out_scale ? at::empty(out.sizes(), out.options().dtype(at::kFloat8_e4m3fn)) : out;
   const Operand scaled = out_scale ? scaled_e4m3("out", small, out_scale, qkv, out.sizes()) : Operand();
   run(qkv, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
-    const ScorePolicy<T> policy = policy_of<T>(window, relative_bias, columns, span, soft_cap);
+    const ScorePolicy<T> policy = policy_of<T>(window, relative_bias, columns, span, soft_cap, positions);
     check_fused<Device, T>(call.context, h, policy);
-    const Tensor scratch =
-        at::empty({static_cast<int64_t>(attention_scratch_bytes<Device, T>(h, max_seqlen, AttentionUse::together))},
-                  qkv.options().dtype(at::kByte));
+    const Tensor scratch = at::empty(
+        {static_cast<int64_t>(attention_scratch_bytes<Device, T>(
+            h, max_seqlen, AttentionUse::together, policy.template choose_by<ScoreMember::positions>().stride))},
+        qkv.options().dtype(at::kByte));
     const DType read = attention_operand<Device, T>(bf16 ? formats::bf16 : *kFormat<T>);
     const Tensor given = read == kDType<T> ? qkv : qkv.to(at::kBFloat16);
     const Operand rows{const_cast<void*>(given.const_data_ptr()), &plain_format(read)};
@@ -83,7 +120,9 @@ Tensor attend(const Tensor& qkv, const Tensor& cu, int64_t max_seqlen, int64_t h
 // each sequence the first max_q rows are computed. With end_k its keys are the rows [cu_k[i], end_k[i]).
 Tensor attend_apart(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cu_q, const Tensor& cu_k,
                     int64_t max_q, int64_t heads, int64_t kv_heads, double scale, int64_t left, int64_t right,
-                    const OptionalTensor& end_k, const OptionalTensor& relative_bias, double soft_cap) {
+                    const OptionalTensor& end_k, const OptionalTensor& relative_bias, double soft_cap,
+                    const OptionalTensor& position_keys, const OptionalTensor& position_queries,
+                    const OptionalTensor& position_rows) {
   count("heads", heads, 1);
   count("kv_heads", kv_heads, 1, heads);
   FTBERT_CHECK(q.dim() == 2 && q.size(1) % heads == 0 && heads % kv_heads == 0,
@@ -99,6 +138,8 @@ Tensor attend_apart(const Tensor& q, const Tensor& k, const Tensor& v, const Ten
   const Rows of_q = rows("q", q, h.width()), of_k = rows("k", k, h.kv_width()), of_v = rows("v", v, h.kv_width());
   FTBERT_CHECK(v.size(0) == k.size(0), "v: expected as many rows as k, got ", describe(v));
   const Window window = window_of(left, right);
+  const PositionTensors positions{position_keys, position_queries, position_rows};
+  positions.check(q, h);
   const int64_t span = span_of(relative_bias, q, heads);
   count("max_q", max_q, 0);
   const int64_t batch = check_offsets(cu_q, q, q.size(0)), longest = std::max(q.size(0), k.size(0));
@@ -106,10 +147,11 @@ Tensor attend_apart(const Tensor& q, const Tensor& k, const Tensor& v, const Ten
         : void(check_offsets(cu_k, q, k.size(0), kAnyLength, batch));
   Tensor out = at::empty(q.sizes(), q.options());
   run(q, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
-    const ScorePolicy<T> policy = policy_of<T>(window, relative_bias, {}, span, soft_cap);
+    const ScorePolicy<T> policy = policy_of<T>(window, relative_bias, {}, span, soft_cap, positions);
     check_fused<Device, T>(call.context, h, policy);
     const AttentionUse use = max_q == 1 && end_k ? AttentionUse::decode : AttentionUse::together;
-    const Tensor scratch = at::empty({static_cast<int64_t>(attention_scratch_bytes<Device, T>(h, longest, use))},
+    const Tensor scratch = at::empty({static_cast<int64_t>(attention_scratch_bytes<Device, T>(
+                                         h, longest, use, policy.template choose_by<ScoreMember::positions>().stride))},
                                      q.options().dtype(at::kByte));
     const int64_t arrivals = use == AttentionUse::decode ? attention_arrivals<Device>() : 0;
     const Tensor counted = at::zeros({arrivals}, q.options().dtype(at::kInt));
@@ -170,6 +212,28 @@ Tensor softmax_op(const Tensor& scores, const Tensor& cu, double scale, const Op
   return out;
 }
 
+Tensor position_products_op(const Tensor& scores, const Tensor& q, const Tensor& k, const Tensor& cu,
+                            const OptionalTensor& columns, const OptionalTensor& position_keys,
+                            const OptionalTensor& position_queries, const OptionalTensor& position_rows) {
+  elements("q", q, 4);
+  const int64_t batch = q.size(0), heads = q.size(1), seq = q.size(2);
+  same("k", k, q, q.sizes());
+  FTBERT_CHECK(scores.scalar_type() == at::kFloat && scores.sizes() == at::IntArrayRef({batch, heads, seq, seq}),
+               "scores: expected Float [batch, heads, seq, seq], got ", describe(scores));
+  const Heads h{heads, heads, q.size(3), 1};
+  const PositionTensors positions{position_keys, position_queries, position_rows};
+  positions.check(q, h);
+  check_offsets(cu, q, columns ? columns->numel() : std::numeric_limits<int32_t>::max(), seq, batch);
+  check_columns(columns, cu, 0);
+  Tensor out = scores.clone();
+  run(q, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
+    add_position_products<Device, T>(call.context, h, data<T>(q), data<T>(k),
+                                     Sequences::of_tokens(data<int32_t>(cu), batch, seq, 0), positions.of<T>(columns),
+                                     data<float>(out));
+  });
+  return out;
+}
+
 Tensor transpose_op(const Tensor& x, const Tensor& cu, int64_t tokens) {
   elements("x", x, 4);
   count("tokens", tokens, 0);
@@ -191,13 +255,19 @@ TORCH_LIBRARY_FRAGMENT(ftbert, m) {
   define_op(m,
             "attention(Tensor qkv, Tensor cu_seqlens, SymInt max_seqlen, int heads, Tensor? relative_bias=None, "
             "Tensor? columns=None, bool bf16=False, int kv_heads=0, float? scale=None, int left=-1, int right=-1, "
-            "Tensor? out_scale=None, float soft_cap=0.0) -> Tensor",
+            "Tensor? out_scale=None, float soft_cap=0.0, Tensor? position_keys=None, Tensor? position_queries=None, "
+            "Tensor? position_rows=None) -> Tensor",
             &attend);
   define_op(m,
             "attention_apart(Tensor q, Tensor k, Tensor v, Tensor cu_q, Tensor cu_k, SymInt max_q, int heads, int "
             "kv_heads, float scale, int left=-1, int right=-1, Tensor? end_k=None, Tensor? relative_bias=None, float "
-            "soft_cap=0.0) -> Tensor",
+            "soft_cap=0.0, Tensor? position_keys=None, Tensor? position_queries=None, Tensor? position_rows=None) -> "
+            "Tensor",
             &attend_apart);
+  define_op(m,
+            "add_position_products(Tensor scores, Tensor q, Tensor k, Tensor cu_seqlens, Tensor? columns, Tensor? "
+            "position_keys, Tensor? position_queries, Tensor? position_rows) -> Tensor",
+            &position_products_op);
   define_op(m,
             "add_qkv_bias(Tensor qkv, Tensor? bias, Tensor cu_seqlens, SymInt seq, int heads, int kv_heads=0) -> "
             "(Tensor, Tensor, Tensor)",

@@ -4,7 +4,8 @@
 // their values copied into the thread's scratch (in a product's rows they lie far apart and share cache sets), then a
 // few queries at a time go through scores, softmax and the weighted sum with all accumulators in registers. Where qkv
 // is bf16, both products multiply bf16; 32 queries at a time where the CPU gives us tiles and head_size fills them
-// (amx.h).
+// (amx.h). Products with positions are made for the distances that occur: of a few queries with the rows of the table
+// that their keys read, and of a few keys with those that the item's queries read, which come first.
 #include <omp.h>
 
 #include <algorithm>
@@ -16,6 +17,7 @@
 #include "device/amx.h"
 #include "device/parallel_cpu.h"
 #include "kernels/attention/attention_formats_cpu.h"
+#include "kernels/attention/position_rows_cpu.h"
 #include "kernels/attention/relative_bias_row.h"
 #include "kernels/attention/softmax_row.h"
 #include "kernels/isa.h"
@@ -41,20 +43,26 @@ struct Scratch {
   float* values;   // [value_rows, head columns padded]
   float* queries;  // [kQueriesAtOnce, head_size]
   float* scores;   // [kQueriesAtOnce, keys padded]
+  // With positions alone:
+  float* products = nullptr;  // [kTall, stride] of a few queries or keys with the table's rows
+  float* of_keys = nullptr;   // [kQueriesPerItem, keys padded] of each key with the row that a query's distance reads
 
-  static int64_t floats(int64_t seqlen, int64_t head_size) {
+  static int64_t floats(int64_t seqlen, int64_t head_size, int64_t stride) {
     const int64_t padded = round_up(seqlen, kColumns), columns = round_up(head_size, kColumns);
     return head_size * padded + value_rows(seqlen) * columns + round_up(kQueriesAtOnce * head_size, kLanes) +
-           kQueriesAtOnce * padded;
+           kQueriesAtOnce * padded + (stride > 0 ? kTall * stride + kQueriesPerItem * padded : 0);
   }
   // Tiles read pairs of them to a multiple of kColumns.
   static int64_t value_rows(int64_t seqlen) { return std::max<int64_t>(seqlen, kColumns / 2); }
-  Scratch(float* base, int64_t seqlen, int64_t head_size) {
+  Scratch(float* base, int64_t seqlen, int64_t head_size, int64_t stride) {
     const int64_t padded = round_up(seqlen, kColumns), columns = round_up(head_size, kColumns);
     keys = base;
     values = keys + head_size * padded;
     queries = values + value_rows(seqlen) * columns;
     scores = queries + round_up(kQueriesAtOnce * head_size, kLanes);
+    if (stride == 0) return;
+    products = scores + kQueriesAtOnce * padded;
+    of_keys = products + kTall * stride;
   }
 };
 
@@ -130,17 +138,72 @@ struct ItemPolicy {
   }
 };
 
+// One head's tables of positions for the queries and keys of a work item.
+struct ItemPositions {
+  ItemPlaces places;
+  const float *keys, *queries;  // [head_size, stride], or nullptr
+  int64_t first_query;          // the place of the item's first
+
+  // What a few queries' scores against all keys lack; q [R, head_size], scaled.
+  template <int R>
+  void add(const float* q, int64_t query, int64_t length, int64_t head_size, const Scratch& s) const {
+    const int64_t stride = places.positions.stride, padded = round_up(length, kColumns);
+    PositionRows rows{};
+    if (keys) {
+      rows = places.rows(query, query + R - 1, 0, length - 1, kColumns);
+      multiply<FloatFormat, R>(R, q, head_size, keys + rows.first, stride, head_size, rows.count, s.products, stride);
+    }
+    for (int r = 0; r < R; ++r) {
+      float* const row = s.scores + r * padded;
+      if (keys) add_position_row(places, query + r, length, s.products + r * stride - rows.first, row);
+      if (!queries) continue;
+      const float* const of_keys = s.of_keys + (query + r - first_query) * padded;
+#pragma omp simd
+      for (int64_t j = 0; j < length; ++j) row[j] += of_keys[j];
+    }
+  }
+
+  // s.of_keys of R keys from `key` on, for all of the item's queries.
+  template <int R>
+  void find(const float* k, int64_t k_stride, int64_t key, int64_t count, int64_t length, int64_t head_size,
+            float scale, const Scratch& s) const {
+    const int64_t stride = places.positions.stride, padded = round_up(length, kColumns);
+    const int64_t last_query = first_query + count - 1;
+    for (int r = 0; r < R; ++r)
+      FloatFormat::pack_scaled(k + (key + r) * k_stride, scale, head_size, s.queries + r * head_size);
+    const PositionRows rows = places.rows(first_query, last_query, key, key + R - 1, kColumns);
+    multiply<FloatFormat, R>(R, s.queries, head_size, queries + rows.first, stride, head_size, rows.count, s.products,
+                             stride);
+    const float* const products = s.products - rows.first;
+    if (places.exact(first_query, last_query, key, key + R - 1)) {
+      const float* const nearest = products + places.positions.rows[0] + key - first_query;
+      for (int64_t i = 0; i < count; ++i)
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) s.of_keys[i * padded + key + r] = nearest[r * (stride + 1) - i];
+      return;
+    }
+    for (int64_t i = 0; i < count; ++i)
+      for (int r = 0; r < R; ++r) {
+        const int row = places.positions.row_of(places.distance(first_query + i, key + r));
+        s.of_keys[i * padded + key + r] = products[r * stride + row];
+      }
+  }
+};
+
 // `rows` consecutive queries of one head, R or by tiles up to R, the first of them at `place`, against its keys and
 // values.
 template <class Format, int R, class In>
-void attend(const In* q, int64_t q_stride, const Scratch& s, const ItemPolicy& policy, int64_t place, int64_t rows,
-            int64_t length, int64_t head_size, float scale, float* out, int64_t out_stride) {
+void attend(const In* q, int64_t q_stride, const Scratch& s, const ItemPolicy& policy, const ItemPositions& positions,
+            int64_t place, int64_t rows, int64_t length, int64_t head_size, float scale, float* out,
+            int64_t out_stride) {
   using Operand = typename Format::Operand;
   const auto operands = [](float* floats) { return reinterpret_cast<const Operand*>(floats); };
   const int64_t padded = round_up(length, kColumns), columns = round_up(head_size, kColumns);
   for (int64_t r = 0; r < rows; ++r) Format::pack_scaled(q + r * q_stride, scale, head_size, s.queries + r * head_size);
   multiply<Format, R>(rows, operands(s.queries), head_size, operands(s.keys), padded, Format::depth(head_size), padded,
                       s.scores, padded);
+  if constexpr (std::is_same_v<Format, FloatFormat>)
+    if (positions.places.positions.set()) positions.add<R>(s.queries, place, length, head_size, s);
   float inverse[R];
   for (int64_t r = 0; r < rows; ++r) {
     float* row = s.scores + r * padded;
@@ -169,6 +232,7 @@ void attend_all(const Heads& heads, const QueriesKeysValues& from, const Sequenc
   const int64_t width = heads.width(), head_size = heads.size, shared = heads.count / heads.kv;
   const int32_t *const cu_q = sequences.cu_q, *const cu_k = sequences.cu_k, *const end_k = sequences.end_of_keys();
   const RelativeBias<float>& bias = scores.get<ScoreMember::bias>();
+  const PositionProducts<float>& positions = scores.get<ScoreMember::positions>();
   const Window& window = scores.get<ScoreMember::window>();
   const int threads = omp_get_max_threads();
   const int64_t query_blocks = (std::min(sequences.max_q, sequences.max_k) + kQueriesPerItem - 1) / kQueriesPerItem;
@@ -178,8 +242,9 @@ void attend_all(const Heads& heads, const QueriesKeysValues& from, const Sequenc
   const int64_t most = (cu_q[sequences.count] - cu_q[0]) * sequences.max_k * width / 16;
 #pragma omp parallel num_threads(threads) if (most > kSerialElements)
   {
-    const Scratch s(static_cast<float*>(scratch) + omp_get_thread_num() * Scratch::floats(sequences.max_k, head_size),
-                    sequences.max_k, head_size);
+    const Scratch s(static_cast<float*>(scratch) +
+                        omp_get_thread_num() * Scratch::floats(sequences.max_k, head_size, positions.stride),
+                    sequences.max_k, head_size, positions.stride);
     [[maybe_unused]] const Format format;  // with tiles it shapes them, for as long as it lives
 #pragma omp for schedule(dynamic, chunk)
     for (int64_t item = 0; item < items; ++item) {
@@ -203,19 +268,37 @@ void attend_all(const Heads& heads, const QueriesKeysValues& from, const Sequenc
       const In* q = static_cast<const In*>(from.q.data) + row_q * q_stride + h * head_size;
       const In* k = static_cast<const In*>(from.k.data) + row_k * from.k.stride + kv_column;
       const In* v = static_cast<const In*>(from.v.data) + row_k * from.v.stride + kv_column;
+      // Without gaps the distances are those of the packed rows.
+      const auto gaps = [&](const int32_t* columns) -> const int32_t* {
+        if (columns) columns += cu_k[b];
+        return columns && columns[keys - 1] - columns[0] != keys - 1 ? columns + first_key : nullptr;
+      };
       ItemPolicy of_item{nullptr, bias.span - 1, nullptr, window, window.set()};
       if (bias.table) {
         of_item.table = bias.table + h * (2 * bias.span - 1) + bias.span - 1;
-        const int32_t* columns = bias.columns ? bias.columns + cu_k[b] : nullptr;
-        // Without gaps the distances are those of the packed rows.
-        if (columns && columns[keys - 1] - columns[0] != keys - 1) of_item.columns = columns + first_key;
+        of_item.columns = gaps(bias.columns);
       }
+      ItemPositions of_positions{{positions, gaps(positions.columns)}, nullptr, nullptr, begin + ahead - first_key};
+      const auto head_of = [&](const float* table) {
+        return table ? table + h * head_size * positions.stride : nullptr;
+      };
+      of_positions.keys = head_of(positions.keys), of_positions.queries = head_of(positions.queries);
       Format::gather_keys(k, from.k.stride, length, head_size, round_up(length, kColumns), s.keys);
       Format::gather_values(v, from.v.stride, length, head_size, round_up(head_size, kColumns), s.values);
+      if constexpr (std::is_same_v<Format, FloatFormat>) {
+        int64_t key = of_positions.queries ? 0 : length;
+        const auto take = [&](auto most) {
+          of_positions.find<most()>(k, from.k.stride, key, end - begin, length, head_size, heads.scale, s);
+          key += most();
+        };
+        while (key + kTall <= length) take(RowCount<kTall>());
+        while (key + 2 <= length) take(RowCount<2>());
+        while (key < length) take(RowCount<1>());
+      }
       int64_t i = begin;
       const auto take = [&](auto most, int64_t rows) {
-        attend<Format, most()>(q + i * q_stride, q_stride, s, of_item, i + ahead - first_key, rows, length, head_size,
-                               heads.scale, o + i * width, width);
+        attend<Format, most()>(q + i * q_stride, q_stride, s, of_item, of_positions, i + ahead - first_key, rows,
+                               length, head_size, heads.scale, o + i * width, width);
         i += rows;
       };
       if constexpr (kByTiles<Format>) {
@@ -232,9 +315,9 @@ void attend_all(const Heads& heads, const QueriesKeysValues& from, const Sequenc
 
 }  // namespace
 
-size_t attention_scratch_bytes(const Heads& heads, int64_t max_k, AttentionUse use) {
+size_t attention_scratch_bytes(const Heads& heads, int64_t max_k, AttentionUse use, int64_t position_stride) {
   const int threads = use == AttentionUse::alone ? 1 : omp_get_max_threads();
-  return threads * Scratch::floats(max_k, heads.size) * sizeof(float);
+  return threads * Scratch::floats(max_k, heads.size, position_stride) * sizeof(float);
 }
 
 Operand attention(const Heads& heads, const QueriesKeysValues& from, const Sequences& sequences,

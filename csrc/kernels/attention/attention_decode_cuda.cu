@@ -147,7 +147,7 @@ int64_t attention_arrivals() {
 }
 
 template <class Device, class T>
-size_t attention_scratch_bytes(const Heads& heads, int64_t, AttentionUse use) {
+size_t attention_scratch_bytes(const Heads& heads, int64_t, AttentionUse use, int64_t) {
   if (use != AttentionUse::decode) return 0;
   return kMostSplitBlocks * heads_a_block(heads.count / heads.kv) * (heads.size + kBesideSums) * sizeof(float);
 }

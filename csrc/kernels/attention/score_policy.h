@@ -39,6 +39,26 @@ struct RelativeBias {
   bool set() const { return table != nullptr; }
 };
 
+// What is added to a score before its scale: q . keys[head][:, r] + k . queries[head][:, r], products with row r of a
+// table of positions that went through the projections of keys and queries. r = rows[column(key) - column(query)].
+template <class T>
+struct PositionProducts {
+  static constexpr int64_t kStep = 32;  // `stride` is a multiple: registers of any CPU hold whole ones
+
+  const T* keys = nullptr;        // [heads, head_size, stride], or nullptr: there is no such product
+  const T* queries = nullptr;     // likewise
+  int64_t stride = 0;             // the table's rows, and zeros that no distance reads
+  const int32_t* rows = nullptr;  // of distances -reach to reach, rows[0] that of 0, ascending; farther: as the last
+  int64_t reach = 0;
+  int64_t exact = 0;                 // up to this distance on both sides rows lie side by side, as distances do
+  const int32_t* columns = nullptr;  // as those of RelativeBias
+
+  bool set() const { return rows != nullptr; }
+  FTBERT_HOST_DEVICE int row_of(int64_t distance) const {
+    return rows[distance < -reach ? -reach : distance > reach ? reach : distance];
+  }
+};
+
 // A scaled score s becomes value * tanh(s / value) before the bias; 0: stays s.
 struct SoftCap {
   float value = 0;
@@ -47,9 +67,10 @@ struct SoftCap {
 };
 
 // The members of a ScorePolicy, in its order.
-enum class ScoreMember { window, bias, soft_cap };
+enum class ScoreMember { window, bias, soft_cap, positions };
 inline constexpr std::array kScoreMemberNames{std::string_view("window"), std::string_view("relative bias"),
-                                              std::string_view("soft cap")};
+                                              std::string_view("soft cap"),
+                                              std::string_view("products with positions")};
 
 using ScoreMembers = EnumSet<ScoreMember>;
 
@@ -66,14 +87,15 @@ class ScoresRead;
 
 template <class T>
 class ScorePolicy {
-  using Members = std::tuple<Window, RelativeBias<T>, SoftCap>;
+  using Members = std::tuple<Window, RelativeBias<T>, SoftCap, PositionProducts<T>>;
   static constexpr size_t kCount = std::tuple_size_v<Members>;
   static_assert(kCount == kScoreMemberNames.size());
 
  public:
   ScorePolicy() = default;
-  ScorePolicy(const Window& window, const RelativeBias<T>& bias = {}, SoftCap soft_cap = {})
-      : members_(window, bias, soft_cap) {}
+  ScorePolicy(const Window& window, const RelativeBias<T>& bias = {}, SoftCap soft_cap = {},
+              const PositionProducts<T>& positions = {})
+      : members_(window, bias, soft_cap, positions) {}
 
   // The members that change scores.
   ScoreMembers set() const {
@@ -88,6 +110,13 @@ class ScorePolicy {
   template <ScoreMember kMember>
   const auto& choose_by() const {
     return std::get<static_cast<size_t>(kMember)>(members_);
+  }
+
+  // What is left for `softmax` where these products were added to the scores.
+  ScorePolicy without_positions() const {
+    ScorePolicy rest = *this;
+    std::get<PositionProducts<T>>(rest.members_) = {};
+    return rest;
   }
 
   // For a kernel that reads these members. `kernel`: its name, for the error where another is set.
