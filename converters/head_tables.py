@@ -113,6 +113,7 @@ _MODERNBERT_HEAD: Any = {
     "dense": "head.dense", "activation": ("classifier_activation", "gelu"), "norm": "head.norm",
     "families": ("modernbert",),
 }  # fmt: skip
+_MODERNBERT_DECODER: Any = {"families": ("modernbert-decoder",)}
 _MODERNBERT_BIASES = (("dense", "classifier_bias", False), ("norm", "norm_bias", False))
 _MODERNBERT_POOLING = ("classifier_pooling", "cls", "mean")
 # transformers' classes of decoders. Of an encoder, which has no is_decoder, the head is its masked language model's.
@@ -137,6 +138,8 @@ ROWS = (
     HeadRow(*_SEQUENCE, ("classifier_pooling", "late", "bos", "mean"), "classifier", "dense", "gelu",
             families=("eurobert",)),
     HeadRow(*_SEQUENCE, "last", "score", families=_LLAMAS, biases=(("out", "", False),)),
+    HeadRow(*_SEQUENCE, "last", "classifier", biases=(*_MODERNBERT_BIASES, ("out", "classifier_bias", False)),
+            **_MODERNBERT_HEAD | _MODERNBERT_DECODER),
     HeadRow(*_TOKENS, "tokens", "classifier"),
     HeadRow(*_TOKENS, "tokens", "classifier", biases=_MODERNBERT_BIASES, **_MODERNBERT_HEAD),
     HeadRow(*_TOKENS, "tokens", "score", families=_LLAMAS, biases=(("out", "token_classification_bias", True),)),
@@ -164,6 +167,8 @@ ROWS = (
     HeadRow(*_MASKED, "tokens", "lm_head", families=("eurobert",), biases=(("out", "mlp_bias", False),)),
     HeadRow(*_CAUSAL, "tokens", "lm_head", families=_UNTIED, tied=False, **_LM_HEAD),
     HeadRow(*_CAUSAL, "tokens", "lm_head", families=("gemma2", "gemma3_text"), **_LM_HEAD),
+    HeadRow(*_CAUSAL, "tokens", "decoder", "lm_head.dense", ("classifier_activation", "gelu"), "lm_head.norm",
+            biases=(*_MODERNBERT_BIASES, ("out", "decoder_bias", True)), **_MODERNBERT_DECODER),
     HeadRow("replaced_token", "ForPreTraining", "tokens", "discriminator_predictions.dense_prediction",
             "discriminator_predictions.dense", _HIDDEN_ACT, families=_ELECTRA),
     HeadRow(*_CHOICE, "pooler", "classifier"),

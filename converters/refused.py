@@ -16,7 +16,7 @@ _BY_REASON: dict[str, tuple[str, ...]] = {
     _DECODER: (
         "apertus", "arcee", "biogpt", "bloom", "clip_text_model", "deepseek_v3", "diffllama", "emu3", "exaone4",
         "falcon", "glm", "glm4", "gpt-sw3", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gpt_oss", "helium", "llama4",
-        "minimax", "mistral4", "mixtral", "mllama", "modernbert-decoder", "mpt", "nemotron", "opt", "persimmon", "phi",
+        "minimax", "mistral4", "mixtral", "mllama", "mpt", "nemotron", "opt", "persimmon", "phi",
         "phi3", "qwen2_moe", "qwen3_5", "qwen3_moe", "qwen3_next", "seed_oss", "smollm3", "stablelm", "starcoder2",
     ),
     _LLAMA: ("gemma", "ministral", "ministral3"),

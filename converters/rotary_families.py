@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from ftbert.checkpoint import shown
@@ -40,7 +41,7 @@ def _modernbert(config: Config, description: Description) -> None:
     every = entry(config, "global_attn_every_n_layers", "int", 3)
     if every < 1:
         raise ValueError(f"global_attn_every_n_layers {every}: expected at least 1")
-    for key in ("global_rope_theta", "local_rope_theta"):
+    for key in ("global_rope_theta", "local_rope_theta", "local_attention"):
         if config.get(key, 1) is None:
             raise ValueError(f"{key} null is not supported: expected a number")
     types = layer_types(config, lambda i: bool(i % every))
@@ -50,26 +51,30 @@ def _modernbert(config: Config, description: Description) -> None:
         kind: {"rotary": rotary_of_type(config, description, kind, *thetas[kind])} for kind in set(types)
     }
     if "sliding_attention" in parts:
-        parts["sliding_attention"]["window"] = [side, side]
+        causal = description["layer"]["attention"].get("causal", False)
+        if causal and side < 1:
+            raise ValueError(f"local_attention {config['local_attention']}: expected at least 2 where it is causal")
+        parts["sliding_attention"]["window"] = [side - 1, None] if causal else [side, side]
     by_type(description, types, parts)
     if description["layers"]:
         description["layers"][0]["attention_norm"] = None
 
 
+_MODERNBERT_NAMES: Names = {
+    "embeddings.word": "embeddings.tok_embeddings.weight",
+    "embeddings.norm": "embeddings.norm",
+    "layers.{i}.attention.qkv": _LAYER + "attn.Wqkv",
+    "layers.{i}.attention.out": _LAYER + "attn.Wo",
+    "layers.{i}.attention.norm": _LAYER + "attn_norm",
+    "layers.{i}.ffn.up": two_halves(_LAYER + "mlp.Wi", gate_first=True),
+    "layers.{i}.ffn.down": _LAYER + "mlp.Wo",
+    "layers.{i}.ffn.norm": _LAYER + "mlp_norm",
+    "final_norm": "final_norm",
+}
 _MODERNBERT = Family(
     name="modernbert",
     base="model",
-    names={
-        "embeddings.word": "embeddings.tok_embeddings.weight",
-        "embeddings.norm": "embeddings.norm",
-        "layers.{i}.attention.qkv": _LAYER + "attn.Wqkv",
-        "layers.{i}.attention.out": _LAYER + "attn.Wo",
-        "layers.{i}.attention.norm": _LAYER + "attn_norm",
-        "layers.{i}.ffn.up": two_halves(_LAYER + "mlp.Wi", gate_first=True),
-        "layers.{i}.ffn.down": _LAYER + "mlp.Wo",
-        "layers.{i}.ffn.norm": _LAYER + "mlp_norm",
-        "final_norm": "final_norm",
-    },
+    names=_MODERNBERT_NAMES,
     keys=KEYS | norm_keys("embedding_norm", *LAYER_NORMS, "final_norm", key="norm_eps", default=1e-5)
     | _ATTENTION_BIAS | _FFN_BIAS | {
         "layer.ffn.activation": ("hidden_activation", "gelu"),
@@ -79,6 +84,14 @@ _MODERNBERT = Family(
     adjust=_modernbert,
     buffers=_BUFFERS,
 )  # fmt: skip
+_APART = tuple(_LAYER + f"attn.{name}_proj" for name in "qkv")
+_MODERNBERT_DECODER = replace(
+    _MODERNBERT,
+    name="modernbert-decoder",
+    names=_MODERNBERT_NAMES | {"layers.{i}.attention.qkv": _APART},
+    lacks=("masked_lm", "token_classification", "question_answering", "multiple_choice"),
+    decoder=True,
+)
 
 _POST_NORMS: Names = {
     "embeddings.word": "embeddings.word_embeddings.weight",
@@ -296,6 +309,7 @@ def _like_llama(
 
 ROTARY = (
     _MODERNBERT,
+    _MODERNBERT_DECODER,
     _NOMIC,
     _JINA,
     _NEW,

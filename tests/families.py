@@ -95,6 +95,15 @@ _SETTINGS: dict[str, list[dict[str, Any]]] = {
             "classifier_pooling": "mean", "hidden_activation": "silu", "rope_scaling": _LINEAR,
         },
     ],
+    "modernbert-decoder": [
+        {"num_hidden_layers": 4, "local_attention": 10, "use_cache": False},
+        {
+            "num_hidden_layers": 5, "layer_types": ["sliding_attention", "full_attention"] * 2 + ["sliding_attention"],
+            "local_attention": 9, "norm_bias": True, "attention_bias": True, "mlp_bias": True, "classifier_bias": True,
+            "decoder_bias": False, "norm_eps": 1e-4, "hidden_activation": "silu", "rope_scaling": _LINEAR,
+            "is_causal": False, "use_cache": False,
+        },
+    ],
     "nomic_bert": [{}, {"head_dim": 10, "type_vocab_size": 1, "rope_parameters": _YARN}],
     "jina_embeddings_v3": [{}, {"type_vocab_size": 2, "rope_parameters": _LINEAR}],
     "new": [{"type_vocab_size": 0}, {"type_vocab_size": 2, "rope_scaling": {"type": "ntk", "factor": 2.0}}],

@@ -49,10 +49,12 @@ def check(reference: Any, model: ftbert.Model, batch: dict[str, torch.Tensor], p
     """
     batch = to(batch, place)
     got = dict(model(**batch))
+    kept = batch["attention_mask"].bool()
     if "causal_lm" in [head.task for head in model.checkpoint.config.heads]:
         assert "logits" not in got
-        got["logits"] = model.head("causal_lm")(got["last_hidden_state"], model.encoder.weight("embeddings.word"))
-    kept = batch["attention_mask"].bool()
+        logits = model.head("causal_lm")(got["last_hidden_state"][kept], model.encoder.weight("embeddings.word"))
+        got["logits"] = logits.new_zeros(*kept.shape, logits.shape[-1])
+        got["logits"][kept] = logits
     kept = kept.view(-1, kept.shape[-1])
     first = kept[:, 0]
     if [head.source for head in model.heads] == ["last"]:  # the last id that is no padding, masked or not

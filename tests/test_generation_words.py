@@ -64,6 +64,8 @@ def test_errors_say_what_is_wrong(model: ftbert.Model, place: Place) -> None:
     encoder = ftbert.load(make_model("bert", "masked_lm", 0), device=place.device, dtype=place.dtype)
     with pytest.raises(ValueError, match=r"generates no text: it has no head for the next token, .* its heads: masked_lm"):
         encoder.generate_ids([[1]])
+    with pytest.raises(ValueError, match="generates no text: its head has a layer before the one over the vocabulary"):
+        ftbert.load(make_model("modernbert-decoder", "causal_lm", 0)).generate_ids([[1]])
     both_ways = ftbert.load(randomise(make_model("llama", "causal_lm", 0, is_causal=False), 0))
     with pytest.raises(RuntimeError, match="its tokens see those that follow: it is an encoder"):
         both_ways.generate_ids([[1]])

@@ -122,6 +122,10 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "rope_scaling": None, "rope_theta": 1000000.0, "sliding_window": 512, "use_bidirectional_attention": True,
         "use_cache": True, "vocab_size": 262144,
     },
+    "modernbert-decoder": {
+        "model_type": "modernbert-decoder", "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4,
+        "num_hidden_layers": 4, "max_position_embeddings": 128, "vocab_size": 100,
+    },
     "gemma2": {
         "model_type": "gemma2", "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_hidden_layers": 2,
         "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128, "vocab_size": 100,
@@ -350,6 +354,9 @@ def test_rotary_positions_that_change_with_the_length(tmp_path: Path) -> None:
         ("modernbert", {"is_causal": True}, "this checkpoint is a decoder"),
         ("modernbert", {"position_embedding_type": "sans_pos"}, "only 'absolute'"),
         ("new", {"position_embedding_type": "absolute"}, "only 'rope'"),
+        ("modernbert-decoder", {"local_attention": None}, "local_attention null"),
+        ("modernbert-decoder", {"local_attention": 1}, "local_attention 1: expected at least 2"),
+        ("modernbert-decoder", {"add_cross_attention": True}, "add_cross_attention"),
         ("roformer", {"rotary_value": True}, "rotary_value true"),
         ("roformer", {"embedding_size": "16"}, "embedding_size: expected"),
         ("roformer", {"is_decoder": True}, "this checkpoint is a decoder"),

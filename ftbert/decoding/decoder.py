@@ -27,6 +27,11 @@ def _least(model: PackedModel) -> Any:
             f"its heads: {', '.join(tasks) or 'none'}"
         )
     head = model.head(CAUSAL_LM)
+    if head.has_dense or head.norm_eps > 0:
+        raise ValueError(
+            "this model generates no text: its head has a layer before the one over the vocabulary, which generation "
+            "does not compute; transformers' generate does"
+        )
     bias = head.out_bias if bool(head.out_bias.any()) else None
     table = WORD_TABLE if head.tied else f"heads.{CAUSAL_LM}.out.weight"
     if model.config.eight_bits == "q8_0" and not fits_8_bits("q8_0", [model.config.vocab, model.config.hidden]):
