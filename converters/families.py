@@ -1,6 +1,6 @@
 """The tables, one for each family. Adding one is adding a table: docs/adding-a-family.md.
 
-Families with rotary positions are in rotary_families.py, DeBERTa in deberta.py. Our names are the list in
+Families with rotary positions are in rotary_families.py, others in the modules imported here. Our names are the list in
 csrc/model/weights.cpp; `{i}` is the layer.
 """
 
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ftbert.checkpoint import ModelConfig, shared_layers, shown
+from ftbert.converters.alibi_families import ALIBI
 from ftbert.converters.deberta import DEBERTA
 from ftbert.converters.esm_families import ESM
 from ftbert.converters.family import KEYS, LAYER_NORMS, Config, Derived, Family, Keys, Names, entry, norm_keys
@@ -230,7 +231,7 @@ _ALL = (
     ),
 )  # fmt: skip
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (*_ALL, *DEBERTA, *ROTARY, *T5, ESM)}
+FAMILIES: dict[str, Family] = {family.name: family for family in (*_ALL, *DEBERTA, *ROTARY, *T5, ESM, ALIBI)}
 
 
 def find_family(config: Config) -> Family:

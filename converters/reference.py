@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ftbert.checkpoint import know_type
 from ftbert.converters.families import find_family
 from ftbert.converters.family import Config, Derived
 from ftbert.converters.head_tables import HeadRow, rows_of
@@ -28,6 +29,7 @@ def build_reference(checkpoint: Checkpoint, with_heads: bool) -> PreTrainedModel
         document["tie_word_embeddings"] = False
     if any(layer.attention.soft_cap for layer in config.encoder.layers):
         document["attn_implementation"] = "eager"  # transformers' others leave soft caps out
+    know_type(document["model_type"])
     settings = transformers.AutoConfig.for_model(**document)
     ours = {name: tensor for name, tensor in checkpoint.items() if not name.startswith("heads.")}
     state = dict(_to_huggingface(document, config.encoder, ours)) | _frequencies(document, config.encoder)

@@ -29,8 +29,9 @@ class Projection:
 class OwnClass:
     """code: "module.Class" as auto_map says it, without the repository; "Class" alone: as architectures says it,
     without any code beside the weights. kinds: the model types that it is read of. Both may have `*`. source: who
-    publishes it. says: entries of config.json, in transformers' words, that mean what the class computes. note: for the
-    table of docs/models.md."""
+    publishes it. beside: by auto_map alone, since the name in architectures is of a class of transformers, too. says:
+    entries of config.json, in transformers' words, that mean what the class computes. note: for the table of
+    docs/models.md."""
 
     code: str
     kinds: tuple[str, ...]
@@ -38,13 +39,17 @@ class OwnClass:
     says: Mapping[str, Any] = field(default_factory=dict)
     projection: Projection | None = None
     note: str = ""
+    beside: bool = False
 
-    @property
-    def name(self) -> str:
-        return self.code.rpartition(".")[2]
+    def names(self, name: str) -> bool:
+        """Whether a config that says this name means the class."""
+        if "." in name:
+            return fnmatchcase(name, self.code)
+        return not self.beside and fnmatchcase(name, self.code.rpartition(".")[2])
 
 
 _BOTH_WAYS = {"is_causal": False}
+_MOSAIC = {"model_type": "alibi_bert", "position_embedding_type": "alibi", "feed_forward_type": "geglu"}
 _VOYAGE_4 = "voyageai/voyage-4-nano"
 _VOYAGE = Projection("linear", "num_labels")
 
@@ -67,6 +72,11 @@ OWN_CLASSES = (
     OwnClass("BertForCL", ("bert",), "princeton-nlp/SimCSE"),
     OwnClass("RobertaForCL", ("roberta", "xlm-roberta"), "princeton-nlp/SimCSE"),
     OwnClass("LLaMAForCausalLM", ("llama",), "the first conversions of LLaMA"),
+    # BERT with ALiBi and gated layers.
+    OwnClass("modeling_bert.JinaBert*", ("bert",), "jinaai/jina-bert-implementation", {"model_type": "alibi_bert"}),
+    OwnClass(
+        "bert_layers.Bert*", ("bert",), "mosaicml/mosaic-bert-base, zhihan1996/DNABERT-2-117M", _MOSAIC, beside=True
+    ),
     # Attention in both directions.
     OwnClass("modeling_qwen3_bidirectional.Qwen3BidirectionalModel", ("qwen3",), _VOYAGE_4, _BOTH_WAYS, _VOYAGE),
     OwnClass("VoyageQwen3BidirectionalEmbedModel", ("qwen3",), f"vLLM, of {_VOYAGE_4}", _BOTH_WAYS, _VOYAGE),
@@ -94,8 +104,7 @@ def find_class(document: Config, name: str) -> OwnClass | None:
     """The row of a class that `named_classes` found; None where there is none for the config's model type."""
     kind = str(document.get("model_type"))
     for row in OWN_CLASSES:
-        known = row.code if "." in name else row.name
-        if any(fnmatchcase(kind, one) for one in row.kinds) and fnmatchcase(name, known):
+        if any(fnmatchcase(kind, one) for one in row.kinds) and row.names(name):
             return row
     return None
 

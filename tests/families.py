@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import new_model  # noqa: F401 (transformers then knows the model type "new")
 import torch
 from conftest import randomise
 
 from ftbert.converters.families import FAMILIES, find_family
 from ftbert.converters.head_tables import rows_of
+from ftbert.own_models import know_type
 
 # The second size has nothing that a vector of 4 or 8 divides; the third is one that Hopper's own products take.
 _SIZES: list[dict[str, Any]] = [
@@ -82,6 +82,7 @@ _SETTINGS: dict[str, list[dict[str, Any]]] = {
     ],
     "rembert": [{"input_embedding_size": 16, "output_embedding_size": 56}, {"input_embedding_size": 39}],
     "roformer": [{}, {"embedding_size": None, "type_vocab_size": 1}],
+    "alibi_bert": [{}, {"type_vocab_size": 1, "num_attention_heads": 13, "feed_forward_type": "reglu"}],
     "roberta": [{}, {"type_vocab_size": 1}],
     "roberta-prelayernorm": [{}, {}],
     "xlm-roberta": [{}, {"type_vocab_size": 1}],
@@ -188,6 +189,7 @@ HEADS = [case for case in CASES if case[1] not in ("encoder", "causal_lm")]
 def make_config(family: str, size: int, **overrides: Any) -> Any:
     from transformers import AutoConfig
 
+    know_type(family)
     settings = {**_SIZES[size], **_SETTINGS[family][size % 2]}
     if family in ROTARY:  # pairs of columns: 39 / 3 is odd
         settings |= {"pad_token_id": 0, "hidden_size": 42 if size == 1 else settings["hidden_size"]}

@@ -53,6 +53,7 @@ PYTHON = (
     "cores",
     "dtypes",
     "own_classes",
+    "own_models",
     "padded_batches",
     "pooled_rows",
     "sentence_modules",

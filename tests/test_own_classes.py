@@ -90,7 +90,7 @@ def test_use_bidirectional_attention(family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["", "someone/elsewhere--"])
-@pytest.mark.parametrize(("family", "code"), [("bert", "bert_layers.BertModel"), ("qwen3", "modeling.KaLMModel"), ("llama", "modeling.NewModel")])
+@pytest.mark.parametrize(("family", "code"), [("bert", "layers.BertModel"), ("qwen3", "modeling.KaLMModel"), ("llama", "modeling.NewModel")])
 def test_code_that_nobody_listed_is_refused_by_name(family: str, code: str, where: str, tmp_path: Path) -> None:
     make_model(family, "encoder", 0).save_pretrained(tmp_path)
     entries = {"AutoConfig": "configuration.Any", "AutoModel": where + code}
@@ -145,3 +145,93 @@ def test_live_code_is_compared(load: Any) -> None:
     config.use_bidirectional_attention = True  # what such code says of itself
     load(Both(config).eval())
     load(Qwen3Model(config).eval())  # transformers' own does not read it
+
+
+# ---- BERT with ALiBi ------------------------------------------------------------------------------------------------
+
+JINA = {
+    "model_type": "bert", "architectures": ["JinaBertForMaskedLM"],
+    "auto_map": {
+        "AutoConfig": "jinaai/jina-bert-implementation--configuration_bert.JinaBertConfig",
+        "AutoModel": "jinaai/jina-bert-implementation--modeling_bert.JinaBertModel",
+    },
+}  # fmt: skip
+
+
+def jina(folder: Path, **overrides: Any) -> Any:
+    """As jinaai/jina-embeddings-v2-base-en is published; the model of it."""
+    reference = make_model("alibi_bert", "encoder", 0, **overrides)
+    reference.save_pretrained(folder)
+    edit(folder, **JINA)
+    return reference
+
+
+def test_jina_embeddings_2(tmp_path: Path) -> None:
+    reference = jina(tmp_path / "jina", max_position_embeddings=8192, num_attention_heads=12)
+    model = ftbert.load(tmp_path / "jina")
+    bias = model.config.relative_bias
+    assert bias is not None and (bias.span, bias.heads, model.config.max_seq) == (8192, 12, 8192)
+    table = model.encoder.weight("attention.relative_bias")
+    assert table[0, 8191] == 0 and table[0, 8181] == table[0, 8201] == -5 and table[7, 0] == -8191 / 256
+    assert table[8, 8190] == pytest.approx(-(2**-0.5)) and table[11, 8190] == pytest.approx(-(2**-3.5))
+    ids = torch.randint(5, 96, (2, 700), generator=torch.Generator().manual_seed(0))
+    mask = (torch.arange(700) < torch.tensor([[700], [513]])).long()
+    with torch.no_grad():
+        want = reference(ids, attention_mask=mask).last_hidden_state
+    converted = convert(tmp_path / "jina", tmp_path / "copy")
+    for one in (model, ftbert.load(converted), ftbert.load(reference)):
+        assert_close(one(ids, mask).last_hidden_state[mask.bool()], want[mask.bool()], atol=3e-5)
+    fast = ftbert.optimize(reference)
+    assert type(fast) is type(reference)
+    with torch.no_grad():
+        assert_close(fast(ids, attention_mask=mask).last_hidden_state[mask.bool()], want[mask.bool()], atol=3e-5)
+
+
+def test_mosaic_bert(tmp_path: Path) -> None:
+    """Queries, keys and values in one matrix, the biases among the tensors; its config says nothing of them."""
+    reference = jina(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    for i in range(2):
+        at = f"encoder.layer.{i}.attention.self."
+        for kind in ("weight", "bias"):
+            parts = [state.pop(f"{at}{name}.{kind}") for name in ("query", "key", "value")]
+            state[f"{at}Wqkv.{kind}"] = torch.cat(parts)
+    state["encoder.alibi"] = torch.zeros(1, 3, 64, 64)
+    save_file({f"bert.{name}": tensor for name, tensor in state.items()}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    code = {"AutoModelForMaskedLM": "mosaicml/mosaic-bert-base--bert_layers.BertForMaskedLM"}
+    said = {"architectures": ["BertForMaskedLM"], "position_embedding_type": "absolute", "feed_forward_type": None}
+    model = ftbert.load(edit(tmp_path, auto_map=code, **said))
+    batch = make_batch(reference, "encoder", "right")
+    kept = batch["attention_mask"].bool()
+    with torch.no_grad():
+        want = reference(**batch).last_hidden_state
+    assert_close(model(**batch).last_hidden_state[kept], want[kept], atol=3e-5)
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        ({"position_embedding_type": "absolute"}, "position_embedding_type 'absolute' is not supported: only 'alibi'"),
+        ({"position_embedding_type": None}, "position_embedding_type None is not supported: only 'alibi'"),
+        ({"feed_forward_type": "original"}, "feed_forward_type 'original' is not supported: geglu or reglu"),
+        ({"feed_forward_type": ["geglu"]}, "feed_forward_type .* is not supported"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings 0: expected at least 1"),
+        ({"num_attention_heads": 0}, "number of attention heads 0"),
+        ({"is_decoder": True}, "this checkpoint is a decoder"),
+        ({"auto_map": None, "architectures": ["BertModel"]}, "position_embedding_type 'alibi' is not supported: only 'absolute'"),
+    ],
+)  # fmt: skip
+def test_configs_with_alibi_that_are_refused(entries: dict[str, Any], words: str, tmp_path: Path) -> None:
+    jina(tmp_path)
+    with pytest.raises(ValueError, match=words):
+        ftbert.load(edit(tmp_path, **entries))
+
+
+def test_jinas_other_layers_are_refused(tmp_path: Path) -> None:
+    """jina-embeddings-v2-base-code has norms over queries and keys and other names, under the same name of its class."""
+    jina(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    state["encoder.layer.0.attention.self.layer_norm_q.weight"] = torch.ones(48)
+    save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"extra encoder\.layer\.0\.attention\.self\.layer_norm_q\.weight"):
+        ftbert.load(tmp_path)

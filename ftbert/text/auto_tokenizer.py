@@ -15,6 +15,7 @@ from typing import Any
 
 from ftbert.caller import warn_caller
 from ftbert.input_file import ORIGIN, expect_file, origin, read_json_object
+from ftbert.own_models import know_type
 from ftbert.text.charsmap import check_charsmaps_of
 from ftbert.text.panics import panics_as_errors
 from ftbert.text.settings import TextSettings
@@ -207,6 +208,7 @@ def _config(folder: Path) -> dict[str, Any]:
     original = read_json_object(path).get("huggingface")
     if not isinstance(original, dict) or "model_type" not in original:
         return {}
+    know_type(original["model_type"])
     config = AutoConfig.for_model(**original)
     config._name_or_path = str(folder)
     return {"config": config}

@@ -160,7 +160,7 @@ class NewForSequenceClassification(NewPreTrainedModel):
     def __init__(self, config: NewConfig) -> None:
         super().__init__(config)
         self.new = NewModel(config, add_pooling_layer=True)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.classifier = nn.Linear(config.hidden_size, int(config.num_labels or 0))
         self.post_init()
 
     def forward(self, input_ids: Tensor, **inputs: Any) -> Any:
@@ -173,7 +173,7 @@ class NewForTokenClassification(NewPreTrainedModel):
     def __init__(self, config: NewConfig) -> None:
         super().__init__(config)
         self.new = NewModel(config)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.classifier = nn.Linear(config.hidden_size, int(config.num_labels or 0))
         self.post_init()
 
     def forward(self, input_ids: Tensor, **inputs: Any) -> Any:
