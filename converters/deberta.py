@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from ftbert.checkpoint import ModelConfig, shown
+from ftbert.checkpoint import shown
 from ftbert.converters.family import KEYS, LAYER_NORMS, Config, Derived, Family, Keys, Names, entry, norm_keys
+from ftbert.converters.head_rows import head_by_head
 
 Description = dict[str, Any]
 
@@ -120,25 +121,7 @@ def _version_1(config: Config, description: Description) -> None:
         scores |= {"shared": False, "keys_bias": False}
 
 
-# ---- version 1's fused projection: rows of query, key and value in turns, head by head; no bias of keys --------------
-
-
-def _heads(encoder: ModelConfig) -> tuple[int, int]:
-    attention = encoder.layers[0].attention
-    return attention.heads, attention.head_size
-
-
-def _make_qkv(encoder: ModelConfig, sources: list[torch.Tensor]) -> torch.Tensor:
-    heads, size = _heads(encoder)
-    return sources[0].view(heads, 3, size, -1).transpose(0, 1).reshape(sources[0].shape).contiguous()
-
-
-def _undo_qkv(encoder: ModelConfig, config: Config, ours: torch.Tensor) -> list[torch.Tensor]:
-    heads, size = _heads(encoder)
-    return [ours.view(3, heads, size, -1).transpose(0, 1).reshape(ours.shape).contiguous()]
-
-
-_IN_PROJ = Derived((_SELF + "in_proj.weight",), lambda encoder, config, ours: [ours], _make_qkv, _undo_qkv)
+# Version 1's fused projection; it has no bias of keys.
 _BIASES = Derived(
     (_SELF + "q_bias", _SELF + "v_bias"),
     lambda encoder, config, ours: 2 * [[ours[0] // 3]],
@@ -163,7 +146,7 @@ _V1 = replace(
     _V2,
     name="deberta",
     names=_NAMES | {
-        "layers.{i}.attention.qkv.weight": _IN_PROJ,
+        "layers.{i}.attention.qkv.weight": head_by_head(_SELF + "in_proj.weight"),
         "layers.{i}.attention.qkv.bias": _BIASES,
         "layers.{i}.attention.position_keys": _SELF + "pos_proj",
         "layers.{i}.attention.position_queries": _SELF + "pos_q_proj",

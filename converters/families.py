@@ -15,6 +15,7 @@ from ftbert.converters.alibi_families import ALIBI
 from ftbert.converters.deberta import DEBERTA
 from ftbert.converters.esm_families import ESM
 from ftbert.converters.family import KEYS, LAYER_NORMS, Config, Derived, Family, Keys, Names, entry, norm_keys
+from ftbert.converters.neobert import NEOBERT
 from ftbert.converters.refused import REFUSED
 from ftbert.converters.relative_bias import add_bias, bias_table
 from ftbert.converters.rotary_families import ROTARY
@@ -231,7 +232,7 @@ _ALL = (
     ),
 )  # fmt: skip
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (*_ALL, *DEBERTA, *ROTARY, *T5, ESM, ALIBI)}
+FAMILIES: dict[str, Family] = {family.name: family for family in (*_ALL, *DEBERTA, *ROTARY, *T5, ESM, ALIBI, NEOBERT)}
 
 
 def find_family(config: Config) -> Family:

@@ -21,7 +21,7 @@ _BY_REASON: dict[str, tuple[str, ...]] = {
     ),
     _LLAMA: ("gemma", "ministral", "ministral3"),
     _TOWERS: ("clip", "siglip"),
-    _ROTARY: ("gte", "neobert", "ultrabert"),
+    _ROTARY: ("gte", "ultrabert"),
     _BOXES: ("layoutlm", "layoutlmv2", "layoutlmv3"),
     _SEQ2SEQ: ("bart", "mbart", "mvp"),
     _APPROXIMATE: ("mra", "nystromformer", "yoso"),

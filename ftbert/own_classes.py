@@ -57,6 +57,7 @@ OWN_CLASSES = (
     # What transformers computes for the type, too.
     OwnClass("modeling_hf_nomic_bert.NomicBert*", ("nomic_bert",), "nomic-ai/nomic-bert-2048"),
     OwnClass("modeling.New*", ("new",), "Alibaba-NLP/new-impl"),
+    OwnClass("model.NeoBERT*", ("neobert",), "chandar-lab/NeoBERT"),
     OwnClass("modeling_eurobert.EuroBert*", ("eurobert",), "EuroBERT/EuroBERT-210m"),
     OwnClass("modeling_lora.XLMRobertaLoRA", ("jina_embeddings_v3",), "jinaai/xlm-roberta-flash-implementation"),
     OwnClass("modeling_xlm_roberta.XLMRoberta*", ("jina_embeddings_v3",), "jinaai/xlm-roberta-flash-implementation"),

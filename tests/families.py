@@ -107,6 +107,7 @@ _SETTINGS: dict[str, list[dict[str, Any]]] = {
     ],
     "nomic_bert": [{}, {"head_dim": 10, "type_vocab_size": 1, "rope_parameters": _YARN}],
     "jina_embeddings_v3": [{}, {"type_vocab_size": 2, "rope_parameters": _LINEAR}],
+    "neobert": [{"hidden_act": "swiglu"}, {"hidden_act": "SwiGLU", "norm_eps": 1e-4}],
     "new": [{"type_vocab_size": 0}, {"type_vocab_size": 2, "rope_scaling": {"type": "ntk", "factor": 2.0}}],
     "eurobert": [
         {"num_key_value_heads": 1},
@@ -175,6 +176,7 @@ _KEYS: dict[str, dict[str, str]] = {
         "hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads",
         "intermediate_size": "hidden_dim", "hidden_act": "activation",
     },
+    "neobert": {"max_position_embeddings": "max_length"},
 } | dict.fromkeys(("t5", "mt5", "umt5"), {
     "hidden_size": "d_model", "num_hidden_layers": "num_layers", "num_attention_heads": "num_heads",
     "intermediate_size": "d_ff", "layer_norm_eps": "layer_norm_epsilon",

@@ -117,6 +117,7 @@ def test_an_architecture_that_nobody_has_is_refused_by_name(tmp_path: Path) -> N
         ("eurobert", "modeling_eurobert.EuroBertModel"),
         ("jina_embeddings_v3", "jinaai/xlm-roberta-flash-implementation--modeling_lora.XLMRobertaLoRA"),
         ("new", "Alibaba-NLP/new-impl--modeling.NewModel"),
+        ("neobert", "model.NeoBERT"),
         ("qwen2", "modeling_qwen.Qwen2Model"),
     ],
 )

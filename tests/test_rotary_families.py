@@ -130,6 +130,11 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "model_type": "gemma2", "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_hidden_layers": 2,
         "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128, "vocab_size": 100,
     },
+    "neobert": {  # chandar-lab/NeoBERT
+        "model_type": "neobert", "architectures": ["NeoBERTLMHead"], "dim_head": 64, "hidden_size": 768,
+        "intermediate_size": 3072, "max_length": 4096, "norm_eps": 1e-05, "num_attention_heads": 12,
+        "num_hidden_layers": 28, "pad_token_id": 0, "vocab_size": 30522,
+    },
     "roformer": {
         "model_type": "roformer", "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4,
         "num_hidden_layers": 2, "max_position_embeddings": 128, "vocab_size": 100,
@@ -162,6 +167,10 @@ def test_published_configs_say_what_they_compute() -> None:
     assert [layer.attention_norm is None for layer in modernbert.layers] == [True] + [False] * 21
     qwen3 = described("qwen3").layers[27].attention
     assert (qwen3.heads, qwen3.kv_heads, qwen3.head_size, qwen3.causal, qwen3.window) == (16, 8, 128, True, None)
+    neobert = described("neobert")
+    ffn, attention = neobert.layers[27].ffn, neobert.layers[27].attention
+    assert (ffn.inter, ffn.gated, ffn.activation, neobert.max_seq, neobert.depth) == (2048, True, "silu", 4096, 28)
+    assert attention.rotary is not None and attention.rotary.interleaved and not attention.qkv_bias
     gemma = described("gemma3_text")
     types = ["full_attention" if i % 6 == 5 else "sliding_attention" for i in range(24)]
     for config in (gemma, described("gemma3_text", layer_types=types)):
@@ -357,6 +366,12 @@ def test_rotary_positions_that_change_with_the_length(tmp_path: Path) -> None:
         ("modernbert-decoder", {"local_attention": None}, "local_attention null"),
         ("modernbert-decoder", {"local_attention": 1}, "local_attention 1: expected at least 2"),
         ("modernbert-decoder", {"add_cross_attention": True}, "add_cross_attention"),
+        ("neobert", {"dim_head": 32}, "dim_head 32 is not hidden_size / num_attention_heads, 64"),
+        ("neobert", {"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported: only 'swiglu'"),
+        ("neobert", {"rope": False}, "rope False is not supported: only True"),
+        ("neobert", {"ngpt": True}, "ngpt True is not supported"),
+        ("neobert", {"rms_norm": False}, "rms_norm False"),
+        ("neobert", {"num_attention_heads": 7}, "not a multiple of the number of attention heads 7"),
         ("roformer", {"rotary_value": True}, "rotary_value true"),
         ("roformer", {"embedding_size": "16"}, "embedding_size: expected"),
         ("roformer", {"is_decoder": True}, "this checkpoint is a decoder"),
