@@ -12,6 +12,7 @@ import torch
 
 from ftbert.checkpoint import ModelConfig, shared_layers, shown
 from ftbert.converters.alibi_families import ALIBI
+from ftbert.converters.clip_families import CLIP
 from ftbert.converters.deberta import DEBERTA
 from ftbert.converters.esm_families import ESM
 from ftbert.converters.family import KEYS, LAYER_NORMS, Config, Derived, Family, Keys, Names, entry, norm_keys
@@ -232,7 +233,8 @@ _ALL = (
     ),
 )  # fmt: skip
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (*_ALL, *DEBERTA, *ROTARY, *T5, ESM, ALIBI, NEOBERT)}
+_FAMILIES = (*_ALL, *DEBERTA, *ROTARY, *T5, ESM, ALIBI, NEOBERT, *CLIP)
+FAMILIES: dict[str, Family] = {family.name: family for family in _FAMILIES}
 
 
 def find_family(config: Config) -> Family:

@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ftbert.checkpoint import CAUSAL_LM, VOCABULARY, HeadConfig, ModelConfig, Shape, activations, shown
+from ftbert.checkpoint import (
+    CAUSAL_LM,
+    POOLED,
+    TEXT_EMBEDS,
+    VOCABULARY,
+    HeadConfig,
+    ModelConfig,
+    Shape,
+    activations,
+    shown,
+)
 from ftbert.converters.families import FAMILIES
 from ftbert.converters.family import Config, Family, entry
 
@@ -21,13 +31,14 @@ class HeadRow:
     absent, and the fields that differ where it is false. biases: which there may not be, as (dense, norm or out, the
     config's key for it, its default); "": no key says it. only: keys of the config that nothing here computes with,
     each with what it may say, the default first. tied: of a head over the vocabulary, the default of
-    tie_word_embeddings.
+    tie_word_embeddings. any_id: the source "last" is the last token whatever its id. around: what may stand before its
+    stems, as it does before the encoder's names.
     """
 
     task: str
     architecture: str
     source: str | tuple[str, ...]
-    out: str
+    out: str = ""
     dense: str = ""
     activation: str | tuple[str, ...] = "none"
     norm: str = ""
@@ -37,6 +48,8 @@ class HeadRow:
     biases: tuple[tuple[str, str, bool], ...] = ()
     only: tuple[tuple[Any, ...], ...] = ()
     tied: bool = True
+    any_id: bool = False
+    around: str = ""
 
     def formed(self, config: Config) -> HeadRow:
         """The form that the config asks for."""
@@ -47,8 +60,9 @@ class HeadRow:
     @property
     def parts(self) -> tuple[str, ...]:
         """What a file must hold; a tied decoder has no weight of its own."""
+        found = [f"{stem}.weight" for stem in ("dense", "norm") if getattr(self, stem)]
         out = "out.weight" if any(stem == "out" for stem, _, _ in self.biases) else "out.bias"
-        return (*(f"{stem}.weight" for stem in ("dense", "norm") if getattr(self, stem)), out)
+        return (*found, out) if self.out else tuple(found)
 
     def reads(self, config: Config) -> str:
         """The source that the config asks for."""
@@ -90,6 +104,7 @@ class HeadRow:
         """What dense.weight, ..., out.bias may be called in their file, likeliest first."""
         stem, _, ending = kind.partition(".")
         names = [f"{getattr(self, stem)}.{ending}"] if getattr(self, stem) else []
+        names += [self.around + name for name in names if self.around]
         return (*names, self.out_bias) if kind == "out.bias" and self.out_bias else tuple(names)
 
 
@@ -100,6 +115,8 @@ _ANSWERS = ("question_answering", "ForQuestionAnswering")
 _MASKED = ("masked_lm", "ForMaskedLM")
 _CAUSAL = (CAUSAL_LM, "ForCausalLM")
 _CHOICE = ("multiple_choice", "ForMultipleChoice")
+_TOWERS = ("clip_text_model",)
+_COLUMNS = ("siglip_text_model", "siglip2_text_model")
 _NEXT = ("next_sentence", "ForNextSentencePrediction")
 _CLS = "cls.predictions."
 _ELECTRA = ("electra",)
@@ -180,6 +197,10 @@ ROWS = (
     HeadRow(*_CHOICE, "first", "classifier", **_CONTEXT),
     HeadRow(*_CHOICE, _MODERNBERT_POOLING, "classifier", biases=_MODERNBERT_BIASES, **_MODERNBERT_HEAD),
     HeadRow(*_NEXT, "pooler", "cls.seq_relationship", families=("bert", "ernie", "megatron-bert")),
+    HeadRow(POOLED, "", "end", families=_TOWERS),
+    HeadRow(TEXT_EMBEDS, "ModelWithProjection", "end", "text_projection", families=_TOWERS,
+            biases=(("out", "", False),)),
+    HeadRow(POOLED, "", "last", "head", families=_COLUMNS, any_id=True, around="text_model."),
     HeadRow("sentence_order", "ForPreTraining", "pooler", "sop_classifier.classifier", families=("albert",)),
 )  # fmt: skip
 
@@ -214,11 +235,13 @@ def find_rows(family: str, architecture: str, config: Config, found: dict[str, S
         tasks = [row for row in rows if row.task in _PRETRAINING]
     else:
         tasks = [row for row in rows if architecture.endswith(row.architecture) or not architecture]
+    bare = [row for row in tasks if not row.parts]
+    tasks = [row for row in tasks if row.parts]
     if architecture:
         tied = [row for row in tasks if row.task == CAUSAL_LM and row.ties(config)]
-        return tied or [row for row in tasks if any(_present(row, kind, found) for kind in row.parts)]
+        return tied or bare + [row for row in tasks if any(_present(row, kind, found) for kind in row.parts)]
     whole = [row for row in tasks if all(_present(row, kind, found) for kind in row.parts)]
-    return whole if len(whole) == 1 else []
+    return bare + (whole if len(whole) == 1 else [])
 
 
 def _present(row: HeadRow, kind: str, found: dict[str, Shape]) -> bool:
@@ -238,14 +261,21 @@ def head_config(
     return HeadConfig(
         task=row.task,
         source=row.reads(config),
-        outputs=encoder.vocab if row.task in VOCABULARY else rows("out", 1),
+        outputs=encoder.vocab if row.task in VOCABULARY else rows("out", 1) if row.out else 0,
         width=rows("dense", encoder.hidden) if row.dense else 0,
         activation=row.activated(config),
         norm_eps=family.value(config, "layer.ffn_norm.eps") if row.norm else 0.0,
         tied=tied,
-        padding_id=_padding_id(config) if row.source == "last" else -1,
+        padding_id=_padding_id(config) if row.source == "last" and not row.any_id else -1,
+        end_id=_end_id(config) if row.source == "end" else -1,
         **row.biased(config),
     )
+
+
+def _end_id(config: Config) -> int:
+    """transformers' CLIP takes 2 for a config that was written wrong, and then the largest id."""
+    said = entry(config, "eos_token_id", "int", 49407)
+    return -1 if said == 2 else int(said)
 
 
 def _padding_id(config: Config) -> int:

@@ -22,6 +22,7 @@ from ftbert.checkpoint import (
     read_json_object,
     transformer_folder,
 )
+from ftbert.converters.clip_families import text_part
 from ftbert.converters.gguf_source import gguf_of, open_gguf
 from ftbert.converters.hub import fetch
 from ftbert.converters.hub_name import HubName, is_gguf
@@ -111,6 +112,7 @@ def _from_live(model: torch.nn.Module) -> Checkpoint:
         # The config may name the class that it was loaded as, and code that was not.
         document = {key: value for key, value in document.items() if key != "auto_map"}
         document["architectures"] = [type(model).__name__]
+        document = text_part(document)
     else:  # whatever its code computes is compared with
         document = in_transformers_words(document)
     where = f"{type(model).__name__} (live)"

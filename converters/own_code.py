@@ -5,6 +5,7 @@ them; and whether it names a class that computes what its model type does: trans
 from __future__ import annotations
 
 from ftbert.checkpoint import find_class, in_transformers_words, named_classes, shown
+from ftbert.converters.clip_families import text_part
 from ftbert.converters.families import find_family
 from ftbert.converters.family import Config
 from ftbert.converters.head_tables import rows_of
@@ -67,7 +68,9 @@ _NOMIC_ONLY = {
 
 
 def todays_words(document: Config) -> Config:
-    """The same config; ValueError says what it asks for that transformers does not compute."""
+    """The same config, of two towers that of the text model; ValueError says what it asks for that transformers does
+    not compute."""
+    document = text_part(document)
     if document.get("model_type") != "nomic_bert" or "n_embd" not in document:
         return document
     for key, only in _NOMIC_ONLY.items():

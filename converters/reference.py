@@ -11,7 +11,7 @@ import torch
 from ftbert.checkpoint import know_type
 from ftbert.converters.families import find_family
 from ftbert.converters.family import Config, Derived
-from ftbert.converters.head_tables import HeadRow, rows_of
+from ftbert.converters.head_tables import PREFIXES, HeadRow, rows_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -35,19 +35,23 @@ def build_reference(checkpoint: Checkpoint, with_heads: bool) -> PreTrainedModel
     state = dict(_to_huggingface(document, config.encoder, ours)) | _frequencies(document, config.encoder)
     if with_heads:
         rows = {row.task: row.formed(document) for row in rows_of(config.architecture)}
-        endings = [rows[head.task].architecture for head in config.heads]
-        model = _class_of("ForPreTraining" if len(endings) > 1 else endings[0], settings)(settings)
-        state = {f"{model.base_model_prefix}.{name}": tensor for name, tensor in state.items()}
-        word = f"{model.base_model_prefix}.{find_family(document).source_names('embeddings.word')[0]}"
-        state |= _head_state(checkpoint, rows, model, state[word])
+        endings = [ending for head in config.heads if (ending := rows[head.task].architecture)]
+        named = endings[0] if endings else find_family(document).encoder
+        model = class_of(settings, "ForPreTraining" if len(endings) > 1 else named)(settings)
+        word, wanted = find_family(document).source_names("embeddings.word")[0], model.state_dict()
+        prefix = next(one for one in find_family(document).prefixes if one + word in wanted)
+        state = {prefix + name: tensor for name, tensor in state.items()}
+        state |= _head_state(checkpoint, rows, model, state[prefix + word])
     else:
         keywords = {"add_pooling_layer": config.encoder.pooler} if "pooler" in find_family(document).names else {}
-        model = _class_of(find_family(document).encoder, settings)._from_config(settings, **keywords)
+        model = class_of(settings, find_family(document).encoder)._from_config(settings, **keywords)
     result = model.float().eval().load_state_dict(state, strict=False)
     # Classes for single tokens have no pooler, while their checkpoints may keep one.
     unused = [name for name in result.unexpected_keys if "pooler." not in name]
     made = (*find_family(document).buffers, *find_family(document).made)  # by transformers, too
-    missing = [name for name in result.missing_keys if not name.endswith(made)]
+    # A class may have a head in any case, also where none is wanted.
+    others = () if with_heads else PREFIXES
+    missing = [name for name in result.missing_keys if not name.endswith(made) and not name.startswith(others)]
     if missing or unused:
         raise RuntimeError(f"{type(model).__name__} does not take the weights: {result}")
     return model
@@ -87,13 +91,16 @@ def _frequencies(document: Config, encoder: ModelConfig) -> dict[str, torch.Tens
     return {names[0]: torch.tensor(listed[0])} if names and listed and listed[0] is not None else {}
 
 
-def _class_of(ending: str, settings: Any) -> Any:
-    """The class of a family whose name ends so, by the family's config."""
+def class_of(settings: Any, ending: str) -> Any:
+    """transformers' class whose name ends so, of the family that a config is for."""
     from transformers import AutoModel
 
     classes: Any = AutoModel._model_mapping
-    base = classes[type(settings)]
-    return getattr(import_module(base.__module__), base.__name__.removesuffix("Model") + ending)
+    if type(settings) in classes:
+        base = classes[type(settings)]
+        return getattr(import_module(base.__module__), base.__name__.removesuffix("Model") + ending)
+    home = import_module(type(settings).__module__.replace(".configuration_", ".modeling_"))
+    return getattr(home, type(settings).__name__.removesuffix("Config") + ending)
 
 
 def _head_state(
@@ -103,7 +110,8 @@ def _head_state(
     wanted = model.state_dict()
     found: dict[str, torch.Tensor] = {}
     for head in checkpoint.config.heads:
-        for kind in (*head.shapes(checkpoint.config.encoder.hidden), "out.weight"):
+        kinds = head.shapes(checkpoint.config.encoder.hidden)
+        for kind in (*kinds, "out.weight") if kinds else ():
             tied = kind == "out.weight" and head.tied
             tensor = word if tied else checkpoint.read(f"heads.{head.task}.{kind}")
             found |= {name: tensor for name in rows[head.task].names(kind) if name in wanted}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 _DECODER = "it is a decoder: each token attends to those before it alone"
 _LLAMA = "no table is there yet: it is a decoder with rotary positions, RMSNorm and gated feed-forward layers"
-_TOWERS = "it is two models, one for text and one for images"
+_IMAGES = "it reads images"
 _ROTARY = "no table is there yet: its positions are rotary, and its feed-forward layers gated"
 _BOXES = "its embeddings take the place of each word on a page"
 _SEQ2SEQ = "it is an encoder with a decoder, of which ftbert runs neither"
@@ -14,13 +14,13 @@ _SPEECH = "it reads sound, with convolutions between its layers"
 
 _BY_REASON: dict[str, tuple[str, ...]] = {
     _DECODER: (
-        "apertus", "arcee", "biogpt", "bloom", "clip_text_model", "deepseek_v3", "diffllama", "emu3", "exaone4",
+        "apertus", "arcee", "biogpt", "bloom", "deepseek_v3", "diffllama", "emu3", "exaone4",
         "falcon", "glm", "glm4", "gpt-sw3", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gpt_oss", "helium", "llama4",
         "minimax", "mistral4", "mixtral", "mllama", "mpt", "nemotron", "opt", "persimmon", "phi",
         "phi3", "qwen2_moe", "qwen3_5", "qwen3_moe", "qwen3_next", "seed_oss", "smollm3", "stablelm", "starcoder2",
     ),
     _LLAMA: ("gemma", "ministral", "ministral3"),
-    _TOWERS: ("clip", "siglip"),
+    _IMAGES: ("clip_vision_model", "siglip_vision_model", "siglip2_vision_model"),
     _ROTARY: ("gte", "ultrabert"),
     _BOXES: ("layoutlm", "layoutlmv2", "layoutlmv3"),
     _SEQ2SEQ: ("bart", "mbart", "mvp"),
@@ -59,7 +59,6 @@ REFUSED: dict[str, str] = {
     "reformer": "its attention is chosen by hashes",
     "roc_bert": "its embeddings add the shape and the pronunciation of each character",
     "sam3_lite_text_text_model": "some of its layers are convolutions",
-    "siglip_text_model": "its pooled result is of the last column through a projection; no table is there yet",
     "splinter": "no table is there yet: its layers are BERT's, its head selects spans by question tokens",
     "tipsv2_text_model": "its positions are sinusoids",
     "squeezebert": "grouped convolutions stand in place of its products",

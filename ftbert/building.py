@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +12,6 @@ from ftbert.checkpoint import (
     WORD_TABLE,
     Checkpoint,
     CheckpointConfig,
-    HeadConfig,
     ModelConfig,
     cut,
     digest_of,
@@ -24,7 +22,7 @@ from ftbert.devices import check_range, stream_dtype
 from ftbert.dtypes import INT8, Dtype
 from ftbert.forked import note_fork
 from ftbert.formats import formats, numbers_of
-from ftbert.heads import Head
+from ftbert.heads import Head, load_head
 from ftbert.loaded_types import types_of
 from ftbert.quantization import in_8_bits, live_in_8_bits
 from ftbert.tuning import gemm_table
@@ -174,14 +172,3 @@ def _word_table(stored: Checkpoint, first: _Part, dtype: torch.dtype) -> torch.T
         return first.weights[WORD_TABLE]
     tied = any(head.tied for head in stored.config.heads)
     return (stored.read(WORD_TABLE, dtype) if tied else torch.empty(0, dtype=dtype)).to(first.place)
-
-
-def load_head(checkpoint: Checkpoint, config: HeadConfig, place: torch.device, element: torch.dtype) -> Head:
-    hidden = checkpoint.config.encoder.hidden
-    whole, stored = replace(config, dense_bias=True, norm_bias=True, out_bias=True), config.shapes(hidden)
-    weights = {}
-    for name, shape in whole.shapes(hidden).items():
-        there = name in stored
-        tensor = checkpoint.read(f"heads.{config.task}.{name}", element) if there else torch.zeros(shape, dtype=element)
-        weights[name] = tensor.to(place)
-    return Head(config, weights)

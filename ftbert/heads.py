@@ -3,6 +3,7 @@
 No postponed annotations here: TorchScript cannot look a class's own up.
 """
 
+from dataclasses import replace
 from typing import Any, List, Optional, Tuple  # noqa: UP035 (TorchScript reads these annotations)
 
 import torch
@@ -10,7 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from ftbert._fake import word_table_of
-from ftbert.checkpoint import HeadConfig
+from ftbert.checkpoint import Checkpoint, HeadConfig
+from ftbert.end_rows import end_of_packed, end_of_padded
 from ftbert.module import EncoderModule
 
 
@@ -25,12 +27,15 @@ class Head(torch.nn.Module):
     out_weight: Tensor
     out_bias: Tensor
     padding_id: int
+    end_id: int
 
     def __init__(self, config: HeadConfig, weights: dict[str, Tensor]) -> None:
         super().__init__()
         self.task = config.task
         self.source = config.source
         self.padding_id = config.padding_id
+        self.end_id = config.end_id
+        self.has_out = config.outputs > 0
         self.tied = config.tied
         self.norm_eps = config.norm_eps
         self.activation = config.activation
@@ -40,6 +45,8 @@ class Head(torch.nn.Module):
 
     def forward(self, x: Tensor, word: Tensor) -> Tensor:
         """x [rows, hidden] -> logits [rows, outputs]; word: the encoder's word table, for a tied head."""
+        if not self.has_out:
+            return self._before_out(x)
         return functional.linear(self._before_out(x), word if self.tied else self.out_weight, self.out_bias)
 
     def some(self, x: Tensor, word: Tensor, ids: List[int]) -> Tensor:  # noqa: UP006
@@ -56,6 +63,18 @@ class Head(torch.nn.Module):
         if self.norm_eps > 0:
             x = functional.layer_norm(x, [x.shape[-1]], self.norm_weight, self.norm_bias, self.norm_eps)
         return x
+
+
+def load_head(checkpoint: Checkpoint, config: HeadConfig, place: torch.device, element: torch.dtype) -> Head:
+    """A checkpoint's head on a device, in `element`, zeros for a bias that it lacks."""
+    hidden = checkpoint.config.encoder.hidden
+    whole, stored = replace(config, dense_bias=True, norm_bias=True, out_bias=True), config.shapes(hidden)
+    weights = {}
+    for name, shape in whole.shapes(hidden).items():
+        there = name in stored
+        tensor = checkpoint.read(f"heads.{config.task}.{name}", element) if there else torch.zeros(shape, dtype=element)
+        weights[name] = tensor.to(place)
+    return Head(config, weights)
 
 
 def _choices_as_rows(
@@ -145,8 +164,11 @@ class HeadedModule(EncoderModule):
         hidden = torch.ops.ftbert.restore_padding(packed, index).view(batch, seq, packed.shape[1])
         rows: List[Tensor] = []  # noqa: UP006
         for head in self.heads:
-            last = head.source == "last" and seq > 0
-            found = _last_of_padded(input_ids, index, head.padding_id) if last else index[:0]  # type: ignore[arg-type]
+            found = index[:0]
+            if head.source == "last" and seq > 0:
+                found = _last_of_padded(input_ids, index, head.padding_id)  # type: ignore[arg-type]
+            elif head.source == "end" and seq > 0:
+                found = end_of_padded(input_ids, index, head.end_id)  # type: ignore[arg-type]
             rows.append(found)
         logits = self._logits(packed, cu_seqlens, first, pooled, rows, choices)
         for i, head in enumerate(self.heads):
@@ -185,8 +207,11 @@ class HeadedModule(EncoderModule):
         made = self.forward_batch(input_ids, None, token_type_ids, cu_seqlens, max_seqlen, want, None, 0)
         rows: List[Tensor] = []  # noqa: UP006
         for head in self.heads:
-            last = head.source == "last" and input_ids.shape[0] > 0
-            found = _last_of_packed(input_ids, cu_seqlens, head.padding_id) if last else cu_seqlens[:0]  # type: ignore[arg-type]
+            found = cu_seqlens[:0]
+            if head.source == "last" and input_ids.shape[0] > 0:
+                found = _last_of_packed(input_ids, cu_seqlens, head.padding_id)  # type: ignore[arg-type]
+            elif head.source == "end":
+                found = end_of_packed(input_ids, cu_seqlens, head.end_id)  # type: ignore[arg-type]
             rows.append(found)
         return self._logits(made[-1], cu_seqlens, made[0], made[1], rows, 0)
 
@@ -238,7 +263,7 @@ class HeadedModule(EncoderModule):
                 logits = head(_means(tokens, cu_seqlens), word)
             elif head.source == "late":
                 logits = _means(head(tokens, word), cu_seqlens)
-            elif head.source == "last":
+            elif head.source == "last" or head.source == "end":
                 logits = head(torch.ops.ftbert.restore_padding(tokens, rows[i]), word)
             else:
                 logits = head(first, word)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ftbert.building import build, load_head
+from ftbert.building import build
 from ftbert.caller import warn_caller
 from ftbert.checkpoint import Checkpoint, CheckpointConfig, ModelConfig, told_products
 from ftbert.converters import build_reference, cut_texts, open_checkpoint
@@ -19,7 +19,7 @@ from ftbert.decoding import LanguageModel
 from ftbert.devices import check_devices, check_dtype, check_range, stream_dtype, told_speed
 from ftbert.dtypes import DTYPES, EIGHT_BITS, MATRIX_DTYPES, Dtype, parse_dtype, users_word
 from ftbert.forked import note_fork
-from ftbert.heads import Head, HeadedModule
+from ftbert.heads import Head, HeadedModule, load_head
 from ftbert.keywords import keywords
 from ftbert.live_check import check_loaded
 from ftbert.load_arguments import ANSWERS, SAME, asked_dtype, checked_source
@@ -223,9 +223,9 @@ class Model(Replicated, TextModel, LanguageModel):
             shown = hidden if output_last_hidden_state else None
             return output(self.tasks, shown, pooled if self.config.pooler else None, logits, states)
         if output_hidden_states:
-            made, pooled = self.module.forward_batch(*inputs, None, 0, ["hidden_states", "pooled"])
+            made, pooled, last = self.module.forward_batch(*inputs, None, 0, ["hidden_states", "pooled", "tokens"])
             states = made.unbind(0)
-            hidden = states[-1] if output_last_hidden_state else None
+            hidden = last if output_last_hidden_state else None
         elif output_last_hidden_state:
             hidden, pooled = self.module(*inputs)
         else:

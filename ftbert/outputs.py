@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
+from ftbert.checkpoint import POOLED, TEXT_EMBEDS
+
 # task -> transformers' class, where there is one.
 _CLASSES = {
     "sequence_classification": "SequenceClassifierOutput",
@@ -16,6 +18,7 @@ _CLASSES = {
     "masked_lm": "MaskedLMOutput",
     "multiple_choice": "MultipleChoiceModelOutput",
     "next_sentence": "NextSentencePredictorOutput",
+    POOLED: "BaseModelOutputWithPooling",
 }
 # What transformers' pretraining outputs call the second head's logits; the first are prediction_logits.
 _SECOND = {"next_sentence": "seq_relationship_logits", "sentence_order": "sop_logits"}
@@ -29,7 +32,8 @@ def _output_class(task: str) -> type:
 
     base = getattr(modeling_outputs, _CLASSES.get(task, "-"), ModelOutput)
     known = {field for one in base.__mro__ for field in getattr(one, "__dataclass_fields__", {})}
-    extra = ("logits", "last_hidden_state", "pooler_output", "hidden_states", "prediction_logits", *_SECOND.values())
+    more = ("logits", "last_hidden_state", "pooler_output", "hidden_states", "prediction_logits", *_SECOND.values())
+    extra = (TEXT_EMBEDS, *more)
     return make_dataclass(
         base.__name__ if task in _CLASSES else "HeadOutput",
         [(name, "Any", None) for name in extra if name not in known],
@@ -50,6 +54,10 @@ def output(
     states: tuple[Tensor, ...] | None = None,
 ) -> Any:
     """tasks and logits: of each head. states: of every layer."""
+    made = dict(zip(tasks, logits, strict=True))
+    if (read := made.get(POOLED)) is not None:
+        kind, embeds = (TEXT_EMBEDS if TEXT_EMBEDS in made else POOLED), {TEXT_EMBEDS: made.get(TEXT_EMBEDS)}
+        return _output_class(kind)(last_hidden_state=hidden, hidden_states=states, pooler_output=read, **embeds)
     first = logits[0]
     if tasks[0] == "replaced_token":
         first = first.squeeze(-1)

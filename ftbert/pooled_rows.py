@@ -9,6 +9,7 @@ import torch
 # By name: of the rows [tokens, hidden] of a text, whose places [tokens, 1] count from 1. A reference for tests too.
 POOLED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "cls": lambda rows, _: rows[0],
+    "end": lambda rows, _: rows[-1],  # of a text as its tokenizer makes it, which ends there
     "last": lambda rows, _: rows[-1],
     "max": lambda rows, _: rows.max(0).values,
     "mean": lambda rows, _: rows.mean(0),

@@ -10,7 +10,7 @@ from ftbert.input_file import exists, read_json_value
 
 MODULES = "modules.json"
 _OWN = "sentence_transformers."
-_TRANSFORMERS = ("Transformer", "MLMTransformer")
+_TRANSFORMERS = ("Transformer", "MLMTransformer", "CLIPModel")
 
 
 @dataclass(frozen=True)

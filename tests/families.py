@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ from conftest import randomise
 
 from ftbert.converters.families import FAMILIES, find_family
 from ftbert.converters.head_tables import rows_of
+from ftbert.converters.reference import class_of
 from ftbert.own_models import know_type
 
 # The second size has nothing that a vector of 4 or 8 divides; the third is one that Hopper's own products take.
@@ -80,6 +80,13 @@ _SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"position_embedding_type": "rotary", "token_dropout": True, "mask_token_id": 4, "pad_token_id": 1},
         {"emb_layer_norm_before": True, "mask_token_id": 4, "pad_token_id": 1},
     ],
+    # The end of a text is its largest id, then an id that some texts lack.
+    "clip_text_model": [
+        {"eos_token_id": 2, "hidden_act": "quick_gelu", "projection_dim": 20},
+        {"eos_token_id": 7, "projection_dim": 39},
+    ],
+    "siglip_text_model": [{}, {"projection_size": 20}],
+    "siglip2_text_model": [{"projection_size": 52}, {}],
     "rembert": [{"input_embedding_size": 16, "output_embedding_size": 56}, {"input_embedding_size": 39}],
     "roformer": [{}, {"embedding_size": None, "type_vocab_size": 1}],
     "alibi_bert": [{}, {"type_vocab_size": 1, "num_attention_heads": 13, "feed_forward_type": "reglu"}],
@@ -212,10 +219,8 @@ def make_model(family: str, task: str, size: int, seed: int = 0, **overrides: An
     config = make_config(family, size, **overrides)
     if task == "causal_lm":
         return randomise(transformers.AutoModelForCausalLM.from_config(config), seed)
-    base = transformers.AutoModel._model_mapping[type(config)]
-    ending = {row.task: row.architecture for row in rows_of(family)}.get(task, FAMILIES[family].encoder)
-    kind = getattr(sys.modules[base.__module__], base.__name__.removesuffix("Model") + ending)
-    return randomise(kind(config), seed)
+    ending = {row.task: row.architecture for row in rows_of(family)}.get(task)
+    return randomise(class_of(config, ending or FAMILIES[family].encoder)(config), seed)
 
 
 # Widths like those of real models, which Hopper's own products take up to 768 tokens at least.

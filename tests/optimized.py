@@ -9,7 +9,10 @@ from compare import assert_close
 from conftest import VOCAB_WORDS
 from families import make_model, masks_of
 
+from ftbert.checkpoint import POOLED
 from ftbert.converters.families import FAMILIES
+from ftbert.converters.head_tables import rows_of
+from ftbert.live_check import encoder_of
 from ftbert.optimization import PatchedForward
 
 TEXTS = ["word1 word2, word3!", "a", "the quick brown fox word7 word8 word9 word10 jumps", "word30 word31 z"]
@@ -27,8 +30,12 @@ def some_inputs(model: Any) -> dict[str, torch.Tensor]:
     mask = (torch.arange(seq) < torch.randint(2, seq + 1, (*shape[:-1], 1), generator=generator)).long()
     if "holes" in masks_of(model):
         mask[0, ..., 5:9] = 0
+    family = encoder_of(model).config.model_type
+    pooled = [row.source for row in rows_of(family) if row.task == POOLED]
+    if pooled == ["last"]:  # of the last column
+        mask = mask.flip(-1)
     ids = torch.randint(5, len(VOCAB_WORDS), shape, generator=generator)
-    if FAMILIES[model.config.model_type].decoder:  # their heads go by the ids
+    if FAMILIES[family].decoder or pooled:  # their heads go by the ids
         ids[mask == 0] = model.config.pad_token_id
     return {"input_ids": ids, "attention_mask": mask}
 
@@ -56,6 +63,6 @@ def check_same(got: Any, expected: Any, mask: torch.Tensor | None, atol: float =
 
 
 def fallbacks(model: Any) -> dict[str, int]:
-    forward = model.base_model.forward
+    forward = encoder_of(model).forward
     assert isinstance(forward, PatchedForward)
     return forward.fallbacks

@@ -52,6 +52,7 @@ PYTHON = (
     "_fake",
     "cores",
     "dtypes",
+    "end_rows",
     "own_classes",
     "own_models",
     "padded_batches",

@@ -36,7 +36,7 @@ void LayerStack<Device, T>::run_chosen_rows(Context<Device>& context, const Batc
     gather_rows<Device, T>(context, b.attended, batch.of(run), attended, width, to);
   }
   Stream<Device, T> of_chosen{out, b.normed};
-  finish(context, last, config_.depth(), Operand::of(chosen), batch.output_rows(), b, of_chosen);
+  finish(context, last, config_.depth(), Operand::of(chosen), batch.output_rows(), b, of_chosen, weights_.final_norm);
 }
 
 #define FTBERT_INSTANTIATE(D, T)                                                                      \

@@ -59,14 +59,15 @@ void LayerStack<Device, T>::begin(Context<Device>& context, int64_t rows, const 
 
 template <class Device, class T>
 void LayerStack<Device, T>::finish(Context<Device>& context, int64_t i, int64_t layers, const Operand& attended,
-                                   int64_t rows, LayerBuffers<T>& b, Stream<Device, T>& stream) const {
+                                   int64_t rows, LayerBuffers<T>& b, Stream<Device, T>& stream,
+                                   const Norm<T>& final) const {
   const Norm<T> absent;
   const Layer<T>& layer = weights_.layers[i];
   const bool last = i + 1 == config_.depth(), keep_sum = layer.config.norm_place == NormPlace::pre;
   const BlockNorms<T>&of_attention = layer.attention_norms, &of_ffn = layer.ffn_norms;
   // The model's final norm is that after the last sum, or a second one.
-  const Norm<T>& behind = last && !of_ffn.after ? weights_.final_norm : of_ffn.after;
-  const bool second = last && of_ffn.after && weights_.final_norm;
+  const Norm<T>& behind = last && !of_ffn.after ? final : of_ffn.after;
+  const bool second = last && of_ffn.after && final;
   const Norm<T>& next = last ? absent : weights_.layers[i + 1].attention_norms.before;
   const Linear<T>* const next_product = last ? nullptr : &weights_.layers[i + 1].qkv;
   const BlockEnd<T> of_first{layer.out, of_attention.result, of_attention.after, of_ffn.before, &layer.up, 0, keep_sum,
@@ -78,7 +79,7 @@ void LayerStack<Device, T>::finish(Context<Device>& context, int64_t i, int64_t 
     project_and_add(context, of_first, a, chunk, part, b);
     const Operand inner = feed_forward(context, layer, part, chunk.computed, b);
     project_and_add(context, of_second, inner, chunk, part, b);
-    if (second) norm_rows(context, part.x, weights_.final_norm, chunk.rows, {.normed = part.x});
+    if (second) norm_rows(context, part.x, final, chunk.rows, {.normed = part.x});
   };
   if (stream.by != NormedBy::kernels) {
     const int64_t computed = stream.by == NormedBy::reader ? rows : product_rows(context, layer.out, rows);
@@ -117,15 +118,19 @@ void LayerStack<Device, T>::run(Context<Device>& context, const Batch& batch, co
   if (hook && config_.depth() > 0) hook(0, x);
   for (size_t r = 0; r < runs.size(); ++r) begin(context, runs[r].tokens, streams[r]);
   if (hook && config_.depth() == 0) hook(0, x);
+  const bool apart = hook && config_.states_before_final_norm;
+  const Norm<T> absent;
   for (int64_t i = 0; i < layers; ++i) {
     for (size_t r = 0; r < runs.size(); ++r) {
       const Layer<T>& layer = weights_.layers[i];
       const Operand wished = wished_by(layer.out, b.attended);
       const Operand attended = attend(context, layer, batch, runs[r], streams[r], Queries::all, path_, b,
                                       wished.scaled() ? wished : Operand::of(b.attended));
-      finish(context, i, layers, attended, runs[r].tokens, b, streams[r]);
+      finish(context, i, layers, attended, runs[r].tokens, b, streams[r], apart ? absent : weights_.final_norm);
     }
     if (hook) hook(i + 1, x);
+    for (size_t r = 0; apart && i + 1 == config_.depth() && r < runs.size(); ++r)
+      norm_rows(context, streams[r].x, weights_.final_norm, runs[r].tokens, {.normed = streams[r].x});
   }
   if (by != NormedBy::kernels) settle(context, batch.tokens(), streams.front());
 }

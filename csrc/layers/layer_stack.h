@@ -50,9 +50,10 @@ class LayerStack {
   void norm_rows(Context<Device>& context, const T* x, const Norm<T>& norm, int64_t rows, const Output<T>& out) const;
   // Before the first layer: rows of the stream.
   void begin(Context<Device>& context, int64_t rows, const Stream<Device, T>& stream) const;
-  // What follows attention in layer i of `layers`, on the stream's first `rows` rows; attended [rows, width].
+  // What follows attention in layer i of `layers`, on the stream's first `rows` rows; attended [rows, width]. final:
+  // the model's final norm, or an absent one where that comes later.
   void finish(Context<Device>& context, int64_t i, int64_t layers, const Operand& attended, int64_t rows,
-              LayerBuffers<T>& b, Stream<Device, T>& stream) const;
+              LayerBuffers<T>& b, Stream<Device, T>& stream, const Norm<T>& final) const;
   // Behind the last layer that runs: the norm that no product has done.
   void settle(Context<Device>& context, int64_t rows, const Stream<Device, T>& stream) const;
 

@@ -305,6 +305,7 @@ ModelConfig ModelConfig::parse(std::string_view json, std::string* whole) {
   }
   c.embedding_norm = read_norm(read, "embedding_norm");
   c.final_norm = read_norm(read, "final_norm");
+  c.states_before_final_norm = read.boolean("states_before_final_norm", false);
   c.embedding_projection = read.boolean("embedding_projection", false);
   c.projection_bias = read.boolean("projection_bias", true);
   c.projection_norm = read_norm(read, "projection_norm");

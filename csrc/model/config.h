@@ -116,9 +116,10 @@ struct ModelConfig {
   std::vector<int32_t> position_buckets;
   NormConfig position_norm;  // over rows of that table
   PositionKind positions = PositionKind::absolute;
-  NormConfig embedding_norm;          // over the sum of the embeddings
-  NormConfig final_norm;              // of what the last layer leaves
-  bool embedding_projection = false;  // embedding -> hidden, a linear layer after that norm
+  NormConfig embedding_norm;              // over the sum of the embeddings
+  NormConfig final_norm;                  // of what the last layer leaves
+  bool states_before_final_norm = false;  // the hidden states that a caller asks for end with what that norm reads
+  bool embedding_projection = false;      // embedding -> hidden, a linear layer after that norm
   bool projection_bias = true;
   NormConfig projection_norm;  // over what it gives
   bool pooler = false;         // dense + tanh over the first token

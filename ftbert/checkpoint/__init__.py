@@ -2,7 +2,17 @@
 
 from ftbert.caller import warn_caller
 from ftbert.checkpoint.checkpoint import Checkpoint, Make, RowOrder, read_checkpoint
-from ftbert.checkpoint.config import CAUSAL_LM, FORMAT, VERSION, VOCABULARY, CheckpointConfig, HeadConfig, activations
+from ftbert.checkpoint.config import (
+    CAUSAL_LM,
+    FORMAT,
+    POOLED,
+    TEXT_EMBEDS,
+    VERSION,
+    VOCABULARY,
+    CheckpointConfig,
+    HeadConfig,
+    activations,
+)
 from ftbert.checkpoint.eight_bits import fits_8_bits, told_products
 from ftbert.checkpoint.model_config import (
     WORD_TABLE,
@@ -60,8 +70,9 @@ from ftbert.sentence_modules import MODULES, Module, read_modules, transformer_f
 from ftbert.staging_folder import StagingFolder
 
 __all__ = [
-    "CAUSAL_LM", "DTYPES", "FORMAT", "MODULES", "ORIGIN", "OWN_CLASSES", "PROJECTION", "VERSION", "VOCABULARY",
-    "WORD_TABLE", "AttentionConfig", "Checkpoint", "CheckpointConfig", "FeedForwardConfig", "HeadConfig",
+    "CAUSAL_LM", "DTYPES", "FORMAT", "MODULES", "ORIGIN", "OWN_CLASSES", "POOLED", "PROJECTION", "TEXT_EMBEDS",
+    "VERSION", "VOCABULARY", "WORD_TABLE",
+    "AttentionConfig", "Checkpoint", "CheckpointConfig", "FeedForwardConfig", "HeadConfig",
     "LayerConfig", "Make", "ModelConfig", "Module", "NormConfig", "PositionConfig", "Projection",
     "RelativeBiasConfig", "RotaryConfig", "RowOrder", "Shape", "ShardConfig", "StageConfig", "StagingFolder",
     "StateDictSource", "TensorSource", "WeightSpec", "activations", "check_shapes", "checksums", "cut", "digest_of",

@@ -22,7 +22,9 @@ VERSION = 2
 # Tasks of heads over the vocabulary, whose matrix may be the word embeddings: a decoder's, and what else speaks.
 CAUSAL_LM = "causal_lm"
 VOCABULARY = (CAUSAL_LM, "masked_lm")
-HEAD_SOURCES = ("tokens", "first", "last", "mean", "late", "pooler")
+HEAD_SOURCES = ("tokens", "first", "last", "mean", "late", "pooler", "end")
+# Tasks of heads that make what transformers calls a text's pooled output, and what it becomes beside images' vectors.
+POOLED, TEXT_EMBEDS = "pooled", "text_embeds"
 
 # For who looks here because transformers' AutoModel found no model_type, which would keep AutoTokenizer from reading
 # the folder.
@@ -41,9 +43,10 @@ class HeadConfig:
     """A head: out(norm(activation(dense(x)))), what is absent left out. Its tensors are heads.<task>.<part>.<kind>.
 
     source: what x is, the "tokens", the "first" one of each sequence, the "last" whose id is not padding_id, their
-    "mean", or the "pooler" output; "late": the tokens, of whose results the mean is taken. outputs, width: rows of
-    `out` and of `dense` (0: no dense, no activation). norm_eps 0: no LayerNorm. tied: the weight of `out` is the
-    encoder's embeddings.word.
+    "mean", or the "pooler" output; "late": the tokens, of whose results the mean is taken. "end": the first token
+    with the id end_id, or for -1 with the largest id; where there is none the sequence's first. outputs, width: rows
+    of `out` and of `dense` (0: there is none, nor an activation of dense). norm_eps 0: no LayerNorm. tied: the weight
+    of `out` is the encoder's embeddings.word.
     """
 
     task: str
@@ -57,6 +60,7 @@ class HeadConfig:
     norm_bias: bool = True
     out_bias: bool = True
     padding_id: int = -1
+    end_id: int = -1
 
     @property
     def on_demand(self) -> bool:
@@ -71,8 +75,8 @@ class HeadConfig:
             "dense.bias": [self.width] if self.width and self.dense_bias else None,
             "norm.weight": [last] if self.norm_eps else None,
             "norm.bias": [last] if self.norm_eps and self.norm_bias else None,
-            "out.weight": None if self.tied else [self.outputs, last],
-            "out.bias": [self.outputs] if self.out_bias else None,
+            "out.weight": None if self.tied or not self.outputs else [self.outputs, last],
+            "out.bias": [self.outputs] if self.out_bias and self.outputs else None,
         }
         return {name: shape for name, shape in shapes.items() if shape is not None}
 

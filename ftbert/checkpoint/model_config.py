@@ -193,8 +193,9 @@ class StageConfig:
 class ModelConfig:
     """As csrc/model/config.h, which reads JSON, checks it and knows the defaults. embedding: width of the embedding
     tables, projected to hidden where there is an embedding_projection, whose result projection_norm then norms.
-    embedding_scale: of rows of the word table. word_type: of that table as stored, "int8" with a scale for each row, or
-    that of the "model". shard: heads, kv_heads and inter are a rank's. stage: the layers are a stage's."""
+    embedding_scale: of rows of the word table. states_before_final_norm: hidden states of all layers end with what that
+    norm reads. word_type: of that table as stored, "int8" with a scale for each row, or that of the "model". shard:
+    heads, kv_heads and inter are a rank's. stage: the layers are a stage's."""
 
     vocab: int
     hidden: int
@@ -209,6 +210,7 @@ class ModelConfig:
     position_table: PositionTableConfig | None
     embedding_norm: NormConfig | None
     final_norm: NormConfig | None
+    states_before_final_norm: bool
     embedding_projection: bool
     projection_bias: bool
     projection_norm: NormConfig | None

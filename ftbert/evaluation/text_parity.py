@@ -23,6 +23,7 @@ from ftbert.text import (
     TextOptions,
     TextSettings,
     dense_of,
+    filling,
     load_tokenizer,
     text_options,
     tokenizer_of,
@@ -200,6 +201,8 @@ def _vector(model: Model, reference: Any, ids: list[int], how: TextOptions) -> A
     """One text at a time: no padding, so no mask. A text without a token has zeros, which no model computes."""
     if not ids:
         return np.zeros(how.width, np.float32)
+    if fill := filling(model):
+        ids = ids + [fill[1]] * (fill[0] - len(ids))
     hidden = reference(input_ids=torch.tensor([ids], device=reference.device)).last_hidden_state[0].float()
     vector = pooled(hidden, how.pooling, how.unpooled_tokens)[None]
     for dense in dense_of(model):

@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from ftbert.checkpoint import ModelConfig
+from ftbert.end_rows import end_of_padded
+from ftbert.heads import Head
 
 # Texts without padding, one behind the other in a row [1, tokens]: int32 [texts+1] and ints, as of flash attention.
 _OFFSETS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
@@ -65,10 +67,23 @@ def starts_with_padding(ids: Tensor, mask: Tensor | None) -> bool:
     return mask is not None and mask.shape == ids.shape and mask.shape[1] > 0 and not bool(mask[:, 0].all())
 
 
-def why_original(asked: dict[str, Any], theirs: Any, ours: ModelConfig, first_column: str) -> str | None:
+def pooled_column(pooled: Head, ids: Tensor) -> Tensor:
+    """Which column of ids [batch, seq] transformers' pooled output is of, padding or not: int64 [batch]."""
+    if pooled.source == "last":
+        return torch.full((len(ids),), ids.shape[1] - 1, device=ids.device)
+    return end_of_padded(ids, torch.arange(ids.numel(), device=ids.device), pooled.end_id) % ids.shape[1]
+
+
+def _pools_padding(pooled: Head, ids: Tensor, mask: Tensor) -> bool:
+    return ids.shape[1] > 0 and not bool(mask.gather(1, pooled_column(pooled, ids)[:, None]).all())
+
+
+def why_original(
+    asked: dict[str, Any], theirs: Any, ours: ModelConfig, first_column: str, pooled: Head | None = None
+) -> str | None:
     """What in a call ftbert does not compute, or None. asked["attention_mask"]: if 2-D, bool on the CPU.
 
-    theirs: the config of transformers. first_column: as of PatchedForward.
+    theirs: the config of transformers. first_column: as of PatchedForward. pooled: the encoder's own head.
     """
     for name, value in asked.items():
         if name not in _COMPUTED and name not in _IGNORED and value is not None and value is not False:
@@ -99,6 +114,8 @@ def why_original(asked: dict[str, Any], theirs: Any, ours: ModelConfig, first_co
         # Most heads read column 0, whatever stands there. ftbert computes nothing at padding.
         if first_column == "read" and starts_with_padding(ids, mask):
             return "padding in column 0 (pad on the right)"
+        if pooled is not None and mask.shape == ids.shape and _pools_padding(pooled, ids.cpu(), mask):
+            return "padding in the column that the pooled output is of"
         if first_column == "last" and _ends_in_padding(ids, mask, getattr(theirs, "pad_token_id", None)):
             return "padding by the mask whose ids are not config.pad_token_id"
     positions = asked.get("position_ids")

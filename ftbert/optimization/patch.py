@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 
+from ftbert.checkpoint import POOLED
 from ftbert.converters import open_checkpoint, rows_of
 from ftbert.devices import check_device
 from ftbert.dtypes import parse_dtype
@@ -127,9 +128,12 @@ def _first_column(part: PreTrainedModel, root: nn.Module) -> str:
         known = part is root or type(root).__module__.startswith("sentence_transformers.")
         pooled = "pooled" if part is root and getattr(part, "pooler", None) is not None else "unread"
         return pooled if known else "read"
-    rows = rows_of(str(part.config.model_type))
-    config = part.config.to_dict()
-    sources = {row.reads(config) for row in rows if type(part).__name__.endswith(row.architecture)}
+    theirs = encoder_of(part).config  # of a model with two towers that of the text
+    rows, config = rows_of(str(theirs.model_type)), theirs.to_dict()
+    rows = [row for row in rows if type(part).__name__.endswith(row.architecture)]
+    if any(row.task == POOLED for row in rows):
+        return "unread"  # but by the encoder's own pooled output
+    sources = {row.reads(config) for row in rows}
     if sources == {"last"}:
         return "last"
     return "unread" if sources and sources <= {"tokens", "mean", "late"} else "read"

@@ -15,15 +15,17 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensor
 
 from ftbert._library import load_library
-from ftbert.checkpoint import ModelConfig
+from ftbert.checkpoint import POOLED, ModelConfig
 from ftbert.converters import open_checkpoint
 from ftbert.devices import check_device, check_dtype
 from ftbert.dtypes import Dtype, parse_dtype
 from ftbert.forked import note_fork
+from ftbert.heads import Head, load_head
 from ftbert.live_check import Differs, check_equal, in_both_types, sample_ids, tolerance, warn_of_rounding
 from ftbert.optimization.call_arguments import (
     CallArguments,
     host_reads,
+    pooled_column,
     read_packed,
     starts_with_padding,
     wants_hidden_states,
@@ -56,6 +58,7 @@ class _Built:
     out_dtype: torch.dtype
     output: type[Any]  # the dataclass that the original returns
     gaps: bool  # return_dict=False keeps None in the tuple (models of the older style)
+    pooled: Head | None  # what makes the encoder's pooled output of the row that goes by ids or columns
 
 
 class PatchedForward:
@@ -112,7 +115,7 @@ class PatchedForward:
             # and ftbert then does not wait for the device a second time.
             asked["attention_mask"] = mask = (mask != 0).cpu()
         hooked = "forward hooks on modules inside" if built.watch.hooked() else None
-        reason = hooked or why_original(asked, module.config, built.config, self.first_column)
+        reason = hooked or why_original(asked, module.config, built.config, self.first_column, built.pooled)
         if reason is not None:
             return self._fall_back(reason, args, kwargs)
         if asked["input_ids"].device != built.device:
@@ -239,7 +242,9 @@ def _build(module: Any, settings: Settings, tokenizer: Any) -> _Built:
             exact, rounded = (forward(of, ids, attention_mask=mask, return_dict=True).last_hidden_state for of in both)
             check_equal(ours, exact, name, allowed, rounded=rounded)
             warn_of_rounding(name, dtype)
-    return _Built(encoder, config, watch, device, own, type(theirs), gaps)
+        read = next((head for head in checkpoint.config.heads if head.task == POOLED), None)
+        pooled = None if read is None else load_head(checkpoint, read, device, own)
+    return _Built(encoder, config, watch, device, own, type(theirs), gaps, pooled)
 
 
 def compute_dtype(asked: Dtype | None, own: torch.dtype, device: torch.device) -> Dtype:
@@ -260,24 +265,27 @@ def _forward(built: _Built, module: Any, asked: dict[str, Any]) -> Any:
     config = module.config
     fields: dict[str, Any] = {}
     everything = wants_hidden_states(asked, config)
-    want = ["hidden_states" if everything else "tokens"]
+    want = ["tokens", "hidden_states"] if everything else ["tokens"]
     packed = read_packed(asked)
     if packed is None:
-        made = torch.ops.ftbert.forward_batch(built.encoder, ids, mask, kinds, None, 0, want)[0]
+        made = torch.ops.ftbert.forward_batch(built.encoder, ids, mask, kinds, None, 0, want)
     else:
         row = (ids[0], None, None if kinds is None else kinds[0])
         cu_seqlens = packed.cu_seqlens.to(ids.device, torch.int32)
-        made = torch.ops.ftbert.forward_batch(built.encoder, *row, cu_seqlens, packed.max_seqlen, want)[0]
-        made = made.unsqueeze(-3)
-    made = made.to(built.out_dtype)
+        made = torch.ops.ftbert.forward_batch(built.encoder, *row, cu_seqlens, packed.max_seqlen, want)
+        made = [one.unsqueeze(-3) for one in made]
+    hidden = made[0].to(built.out_dtype)
     if everything:
-        fields["hidden_states"] = made.unbind(0)
-    hidden = made[-1] if everything else made
+        states = made[1].to(built.out_dtype).unbind(0)
+        fields["hidden_states"] = states if built.config.states_before_final_norm else (*states[:-1], hidden)
     start = hidden
     if mask is not None and starts_with_padding(ids, mask):  # only the pooler reads column 0 then
         first = mask.long().argmax(1).to(hidden.device)
         start = hidden[torch.arange(len(hidden), device=hidden.device), first][:, None]
     pooled = _pool(module, start)
+    if built.pooled is not None:
+        rows = hidden[torch.arange(len(hidden), device=hidden.device), pooled_column(built.pooled, ids)]
+        pooled = built.pooled(rows, rows)  # no tied head
     if pooled is not None:
         fields["pooler_output"] = pooled
     out = built.output(last_hidden_state=hidden, **fields)

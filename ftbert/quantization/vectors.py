@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from ftbert.checkpoint import Checkpoint
+from ftbert.heads import Head, load_head
 from ftbert.padded_batches import padded
 from ftbert.pooled_rows import pooled
 from ftbert.text import TextSettings, Tokenizer, dense_of
@@ -28,13 +29,14 @@ _POOLED_BY_HEAD = {"first": "cls", "pooler": "cls", "last": "last"}
 @dataclass(eq=False)
 class TextVectors:
     """pooling: as in `TextSettings`; of the first `skip` tokens nothing is pooled. width: entries that are kept of a
-    vector, None for all. folder: of the Dense modules behind the pooling."""
+    vector, None for all. folder: of the Dense modules behind the pooling; checkpoint: of a head that is one of them."""
 
     model: PreTrainedModel
     pooling: str
     skip: int = 0
     width: int | None = None
     folder: Path | None = None
+    checkpoint: Checkpoint | None = None
 
     @classmethod
     def of(cls, model: PreTrainedModel, checkpoint: Checkpoint, tokenizer: Tokenizer) -> TextVectors:
@@ -44,13 +46,19 @@ class TextVectors:
         by_head = next((_POOLED_BY_HEAD[one] for one in heads if one in _POOLED_BY_HEAD), settings.pooling)
         skip = 0 if settings.include_prompt else tokenizer.prompt_tokens(settings.default_prompt)
         pooling = settings.pooling if settings.stated else by_head
-        return cls(model, pooling, skip, settings.truncate_dim, checkpoint.folder)
+        return cls(model, pooling, skip, settings.truncate_dim, checkpoint.folder, checkpoint)
 
     @property
     def device(self) -> torch.device:
         """Of the model."""
         device: torch.device = next(self.model.parameters()).device
         return device
+
+    def head(self, task: str) -> Head:
+        """The checkpoint's, in float32."""
+        assert self.checkpoint is not None
+        config = next(one for one in self.checkpoint.config.heads if one.task == task)
+        return load_head(self.checkpoint, config, self.device, torch.float32)
 
     def batches(self, rows: Sequence[Tensor]) -> Iterator[tuple[list[int], Tensor, Tensor]]:
         """rows: ids of a text each. Those of a length together: which ones, ids and mask [batch, seq]."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ftbert.text.computing import compute_windows, launch
     from ftbert.text.encoding import embedding, loaded_tokenizer, text_options, tokenizer_of
     from ftbert.text.multi_vector import multi_vector_embedding, skipped_ids, token_vectors
-    from ftbert.text.pooling import Upload, dense_of, text_vectors, token_states
+    from ftbert.text.pooling import Upload, dense_of, filling, text_vectors, token_states
     from ftbert.text.precision import check_ranges, quantized, ranges_of, stored_as
     from ftbert.text.scoring import ScoreSettings, next_logits, score_ids, score_task
     from ftbert.text.shared_prefix import sharing
@@ -41,7 +41,7 @@ __all__ = [
     "ReplicaThreads", "Result", "ScoreSettings", "SparseSettings", "SparseVector", "TemplateEncoder", "TextModel",
     "TextOptions", "TextSettings", "TokenLabels", "Tokenizer", "Tokens", "Upload", "Window", "Workers", "batches_of",
     "by_token_budget", "check_charsmaps", "check_pooling", "check_ranges", "compute_windows", "dense_of", "embedding",
-    "entries_of", "joined", "launch", "lexical", "load_tokenizer", "loaded_tokenizer",
+    "entries_of", "filling", "joined", "launch", "lexical", "load_tokenizer", "loaded_tokenizer",
     "multi_vector_embedding", "next_logits", "pack",
     "panics_as_errors", "quantized", "ranges_of", "score_ids", "score_task", "sharing", "skipped_ids",
     "sparse_embedding", "splade_rows", "stored_as", "text_options", "text_vectors", "token_states", "token_vectors",
@@ -50,7 +50,8 @@ __all__ = [
 
 _LATE = {
     "ScoreSettings": "scoring", "TextModel": "text_model", "Upload": "pooling", "check_ranges": "precision",
-    "compute_windows": "computing", "dense_of": "pooling", "embedding": "encoding", "launch": "computing",
+    "compute_windows": "computing", "dense_of": "pooling", "embedding": "encoding", "filling": "pooling",
+    "launch": "computing",
     "loaded_tokenizer": "encoding",
     "multi_vector_embedding": "multi_vector", "next_logits": "scoring", "quantized": "precision",
     "ranges_of": "precision", "score_ids": "scoring", "score_task": "scoring", "sharing": "shared_prefix",

@@ -11,9 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import layer_norm, linear, normalize
 
-from ftbert.checkpoint import check_shapes, open_bin, open_weights
+from ftbert.checkpoint import POOLED, check_shapes, open_bin, open_weights
+from ftbert.end_rows import end_of_packed
 from ftbert.packed_model import PackedModel, kept
 from ftbert.text.activations import Activation, activation
+from ftbert.text.auto_tokenizer import load_tokenizer
 from ftbert.text.settings import POOLINGS, TextSettings
 from ftbert.text.vector_modules import DenseSettings, LayerNormSettings, LayerSettings
 
@@ -43,8 +45,9 @@ class Dense:
         not torch's."""
         chosen = activation(settings.activation, f"{settings.folder / 'config.json'}: activation_function")
         if settings.head:
-            weight = model.head(settings.head).out_weight.float()
-            return cls(weight, None, None, chosen, settings.normalized)
+            head = model.head(settings.head)
+            bias = head.out_bias.float() if settings.bias else None
+            return cls(head.out_weight.float(), bias, None, chosen, settings.normalized)
         device = model.device
         alone = bool(settings.file)  # a linear layer's state dict
         source = open_bin(settings.folder / settings.file) if alone else open_weights(settings.folder)
@@ -136,21 +139,55 @@ def text_vectors(
     beginning of every text, or of each [texts], that are not pooled. unit: vectors of length 1. types: token types
     [tokens]. layers: whose modules, as of `dense_of`.
     """
+    if fill := filling(model):
+        ids, cu_seqlens, longest = _filled(ids, cu_seqlens, upload, *fill), _even(cu_seqlens, fill[0]), fill[0]
     offsets, skips, dense = upload(cu_seqlens), bool(np.any(skip)), dense_of(model, layers)
     want = "tokens" if skips else _ROWS.get(pooling, "tokens")
     given = () if types is None else (types,)
-    hidden = model.forward_packed(ids, offsets, longest, *given, want=want)
-    if not skips and pooling in _KERNELS:
+    if pooling == "end":
+        rows = end_of_packed(ids, offsets, model.head(POOLED).end_id).long()
+        hidden = model.forward_packed(ids, offsets, longest, *given, want="rows", rows=rows.clamp(min=0))
+        vectors = hidden.float() * (rows >= 0)[:, None]
+    elif not skips and pooling in _KERNELS:
+        hidden = model.forward_packed(ids, offsets, longest, *given, want=want)
         of_texts = offsets if want == "tokens" else None  # rows of the texts already
-        vectors: torch.Tensor = torch.ops.ftbert.pooling(hidden, of_texts, pooling, unit and not dense)
+        vectors = torch.ops.ftbert.pooling(hidden, of_texts, pooling, unit and not dense)
         if not dense:
             return vectors
     else:
+        hidden = model.forward_packed(ids, offsets, longest, *given, want=want)
         pooled = _Pooled(hidden, offsets, np.diff(cu_seqlens).astype(np.int64), skip, upload)
         vectors = torch.cat([pooled.by(mode) for mode in pooling.split("+")], dim=1)
     for layer in dense:
         vectors = layer(vectors)
     return normalize(vectors) if unit else vectors
+
+
+def filling(model: PackedModel) -> tuple[int, int] | None:
+    """Up to how many tokens texts are filled, and the id of padding, where that is how the model reads them."""
+
+    def read() -> tuple[int, int] | None:
+        settings = TextSettings() if model.folder is None else TextSettings.from_folder(model.folder)
+        if model.folder is None or not settings.filled:
+            return None
+        return model.config.max_seq, int(load_tokenizer(model.folder, settings).pad_token_id or 0)
+
+    return kept(model, "filling", read)
+
+
+def _even(cu_seqlens: NDArray[np.int32], length: int) -> NDArray[np.int32]:
+    return np.arange(len(cu_seqlens), dtype=np.int32) * np.int32(length)
+
+
+def _filled(
+    ids: torch.Tensor, cu_seqlens: NDArray[np.int32], upload: Upload, length: int, padding: int
+) -> torch.Tensor:
+    """[texts * length]: each text's ids, then padding."""
+    starts = _even(cu_seqlens, length)[:-1].astype(np.int64) - cu_seqlens[:-1]
+    places = np.arange(cu_seqlens[-1]) + np.repeat(starts, np.diff(cu_seqlens))
+    made = ids.new_full(((len(cu_seqlens) - 1) * length,), padding)
+    made[upload(places)] = ids
+    return made
 
 
 def token_states(model: PackedModel, hidden: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ from ftbert.input_file import origin, read_json_object, shown
 from ftbert.own_classes import in_transformers_words
 from ftbert.sentence_modules import MODULES, Module, read_modules, transformer_folder
 from ftbert.text.checks import length_in
+from ftbert.text.towers import gives_text_features, read_tower
 from ftbert.text.transformer_settings import read_transformer, sentence_config
 from ftbert.text.vector_modules import (
     NOTHING,
@@ -81,7 +82,8 @@ class TextSettings:
     similarity: one of `SIMILARITIES`. subfolder: where in the folder the tokenizer is. stated: the folder itself says
     how its vectors are made. logit_score: of a model that scores by what it would say next; scored: of one whose pooled
     vectors are scores. sparse, multi: how sparse vectors and those of tokens are made, None where there are none.
-    other: why there is no vector a text, "" where there is one. projection: what each token's state goes through first,
+    filled: padding tokens stand behind each text, up to the model's length, as tokens that others attend to. other: why
+    there is no vector a text, "" where there is one. projection: what each token's state goes through first,
     of a class of its own; `dense` begins with it.
     """
 
@@ -104,6 +106,7 @@ class TextSettings:
     scored: bool = False
     sparse: SparseSettings | None = None
     multi: MultiSettings | None = None
+    filled: bool = False
     other: str = ""
     projection: tuple[DenseSettings, ...] = ()
 
@@ -167,14 +170,15 @@ class TextSettings:
             return cls(subfolder=subfolder, stated=True, projection=read_projection(home, _config(home)), **found)
         projection = read_projection(home, _config(home))
         sparse, multi = read_linears(home, _config(home).get("hidden_size"))
+        tower = read_tower(home, _config(home))
         # What another kind of model saved (a CrossEncoder) is not used for embeddings.
         if not modules or values.get("model_type", _MODEL_TYPE) != _MODEL_TYPE:
             if not modules and str(next(iter(_architectures(home)), "")).endswith("ForMaskedLM"):
                 sparse = sparse or SparseSettings()
-            return cls(
-                pooling=_default_pooling(home), subfolder=subfolder, sparse=sparse, multi=multi, dense=projection,
-                projection=projection,
-            )  # fmt: skip
+            plain = {"pooling": _default_pooling(home), "dense": projection, **tower}
+            return cls(subfolder=subfolder, sparse=sparse, multi=multi, projection=projection, **plain)
+        if gives_text_features(modules[0], sentence_config(home)[1]):
+            return cls(subfolder=subfolder, stated=True, **_features(folder, home, modules, tower, values))
         pooling, behind = _chain(folder / MODULES, modules)
         dense, normalize = read_behind(behind, "sentence_embedding")
         return cls(
@@ -232,6 +236,22 @@ class TextSettings:
 def _head(folder: Path) -> dict[str, Any]:
     """What config_sentence_transformers.json says; without modules.json it does not count."""
     return read_json_object(folder / _HEAD) if (folder / MODULES).exists() and (folder / _HEAD).exists() else {}
+
+
+def _features(
+    folder: Path, home: Path, modules: list[Module], tower: dict[str, Any], values: dict[str, Any]
+) -> dict[str, Any]:
+    """Of a module that gives the vectors of texts, and of images, by itself, and what stands behind it."""
+    if "dense" not in tower:
+        raise ValueError(f"{folder / MODULES}: {modules[0].full!r} needs a model of texts and images (CLIP, SigLIP)")
+    dense, normalize = read_behind([one for one in modules[1:] if one.kind not in NOTHING], "sentence_embedding")
+    return {
+        **tower,
+        "dense": (*tower["dense"], *dense),
+        "normalize": normalize,
+        **read_transformer(home, *_STATES, features=True),
+        **_sentence_settings(folder / _HEAD, values),
+    }
 
 
 def _sparse(folder: Path, home: Path, modules: list[Module], values: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from ftbert.input_file import read_json_object
 from ftbert.text.checks import length_in
+from ftbert.text.towers import without_modality
 
 # Older folders name the file after the architecture. The first that is not empty counts.
 _LENGTH_FILES = tuple(
@@ -32,11 +33,15 @@ def sentence_config(folder: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def read_transformer(
-    folder: Path, task: str, output: str, method_output: str, *, expands: bool = False, chats: bool = False
+    folder: Path, task: str, output: str, method_output: str, *, expands: bool = False, chats: bool = False,
+    features: bool = False,
 ) -> dict[str, Any]:
     """Lengths, case, and arguments for the tokenizer. task, output, method_output: what the file may say of the model's
-    own. expands: queries may be longer by tokens of their own; chats: texts may go through the chat template."""
+    own. expands: queries may be longer by tokens of their own; chats: texts may go through the chat template; features:
+    the model gives vectors of texts by itself."""
     path, config = sentence_config(folder)
+    if features:
+        config = without_modality(config)
     for key in (*(() if expands else ("query_expansion",)), "processing_kwargs", "tokenizer_name_or_path"):
         if config.get(key):
             raise ValueError(f"{path}: {key} is not supported")
