@@ -242,7 +242,7 @@ def test_no_keyword_is_wrong_without_a_word(family: str) -> None:
 
 
 def test_none_is_the_config_only_where_the_original_reads_it_so() -> None:
-    for family in ("bert", "mpnet", "megatron-bert"):
+    for family in ("bert", "mpnet", "megatron-bert", "deberta-v2"):
         model = make(family)
         model.config.output_hidden_states = True
         fast = ftbert.optimize(copy.deepcopy(model))

@@ -42,16 +42,17 @@ TASKS: dict[str, tuple[str, list[str], dict[str, Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("family", ["bert", "deberta-v2"])
 @pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize("task", TASKS)
-def test_pipelines(task: str, batch_size: int, tokenizer: Any) -> None:
+def test_pipelines(task: str, batch_size: int, family: str, tokenizer: Any) -> None:
     from transformers import pipeline
     from transformers.pipelines import PIPELINE_REGISTRY
 
     if task not in PIPELINE_REGISTRY.get_supported_tasks():
         pytest.skip(f"transformers has no pipeline for {task} any more; test_every_family_and_head covers the model")
     head, texts, keywords = TASKS[task]
-    model = make("bert", head, **({"label2id": {"entailment": 0, "no": 1, "so": 2}} if "zero" in task else {}))
+    model = make(family, head, **({"label2id": {"entailment": 0, "no": 1, "so": 2}} if "zero" in task else {}))
     pipe = pipeline(task, model=model, tokenizer=tokenizer)
     arguments = [texts] if texts else []
     expected = pipe(*arguments, batch_size=batch_size, **keywords)

@@ -21,7 +21,7 @@ import ftbert
 
 # LayerNorm after and before, a relative bias, projected embeddings, shared layers, positions counted from padding,
 # windows, gates, rotary positions, sandwich norms, causal layers.
-FAMILIES = ["bert", "megatron-bert", "xlm-roberta-xl", "mpnet", "electra", "albert", "roberta", "modernbert", "nomic_bert"]
+FAMILIES = ["bert", "megatron-bert", "xlm-roberta-xl", "mpnet", "deberta", "deberta-v2", "electra", "albert", "roberta", "modernbert", "nomic_bert"]
 FAMILIES += ["gemma3_text", "mistral", "qwen3"]
 MASKS = ["full", "right", "left", "holes", "mostly empty"]
 
@@ -146,7 +146,7 @@ def test_rows_that_are_none(place: Place) -> None:
         model.forward_packed(ids[:0], cu * 0, 7, want="rows", rows=ids[:1])
 
 
-@pytest.mark.parametrize("family", ["bert", "megatron-bert", "mpnet"])
+@pytest.mark.parametrize("family", ["bert", "megatron-bert", "mpnet", "deberta-v2"])
 def test_batch_equals_single_packed_and_again(place: Place, family: str) -> None:
     model = ftbert.load(make_model(family, "encoder", 0), device=place.device, dtype=place.dtype)
     model.use_cuda_graphs(False)  # a recording may run another kernel, chosen for its longest length

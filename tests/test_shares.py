@@ -66,7 +66,7 @@ def test_threads_alone_and_together(threads: None, lengths: list[int], dtype: st
 
 
 @pytest.mark.parametrize("path", ["fused", "general"])
-@pytest.mark.parametrize("family", ["bert", "roberta-prelayernorm", "mpnet"])
+@pytest.mark.parametrize("family", ["bert", "roberta-prelayernorm", "mpnet", "deberta-v2"])
 def test_equals_transformers(threads: None, family: str, path: str) -> None:
     """Also where LayerNorm comes first, and where attention has a bias."""
     reference = make_model(family, "encoder", 2, **SIZES, vocab_size=120, max_position_embeddings=140)
