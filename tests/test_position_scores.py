@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import reference
 import torch
-from compare import assert_close
-from conftest import Place
+from compare import assert_close, assert_no_worse
+from conftest import VOCAB_WORDS, Place
 from families import make_batch, make_model
 
 import ftbert
@@ -17,6 +18,7 @@ from ftbert._library import load_library
 from ftbert.converters import convert
 from ftbert.converters.deberta import log_buckets
 from ftbert.converters.families import find_family
+from ftbert.quantization import quantize
 
 load_library()
 ops = torch.ops.ftbert
@@ -147,7 +149,7 @@ def test_texts_past_the_longest_of_the_config() -> None:
         ftbert.load(make_model("deberta-v2", "encoder", 1))(ids)
 
 
-def test_positions_that_a_file_holds_and_nothing_reads(tmp_path: Any) -> None:
+def test_positions_that_a_file_holds_and_nothing_reads(tmp_path: Path) -> None:
     """Published files of v3 keep a table of positions, which transformers leaves out."""
     from safetensors.torch import load_file, save_file
 
@@ -160,3 +162,28 @@ def test_positions_that_a_file_holds_and_nothing_reads(tmp_path: Any) -> None:
     batch = make_batch(model, "sequence_classification", "right")
     with torch.no_grad():
         assert_close(fast(**batch).logits, model(**batch).logits, atol=3e-5)
+
+
+@pytest.mark.parametrize("family", ["deberta", "deberta-v2"])
+def test_in_bf16_and_in_8_bits_on_the_cpu(tmp_path: Path, family: str) -> None:
+    """Calibration sees a shared projection's tokens and its table; the table itself stays in float."""
+    from transformers import BertTokenizerFast
+
+    (tmp_path / "vocab.txt").write_text("\n".join(VOCAB_WORDS) + "\n", encoding="utf-8")
+    sizes = {"vocab_size": len(VOCAB_WORDS), "max_position_embeddings": 130}
+    model = make_model(family, "encoder", 2, **sizes)
+    model.save_pretrained(tmp_path / "theirs")
+    BertTokenizerFast(str(tmp_path / "vocab.txt"), model_max_length=128).save_pretrained(tmp_path / "theirs")
+    texts = [" ".join(VOCAB_WORDS[i : i + 40]) for i in range(5, 45, 2)]
+    quantize(tmp_path / "theirs", tmp_path / "int8", texts, dtype="int8", any_loss=True)
+    batch = make_batch(model, "encoder", "left")
+    kept = batch["attention_mask"].bool()
+    with torch.no_grad():
+        want = model(**batch).last_hidden_state[kept]
+        theirs = make_model(family, "encoder", 2, **sizes).bfloat16()(**batch).last_hidden_state[kept]
+    for source, dtype in ((tmp_path / "int8", None), (tmp_path / "theirs", "bf16")):
+        fast = ftbert.load(source, **({"dtype": dtype} if dtype else {}))
+        got = fast(**batch).last_hidden_state[kept]
+        assert torch.nn.functional.cosine_similarity(got, want, dim=-1).min() > 0.998
+        assert fast.info()["attention_products"] == "fp32"
+    assert_no_worse(got, theirs, want)

@@ -225,7 +225,8 @@ StringDict EncoderClass::info() const {
   for (const LayerConfig& layer : config_.layers) {
     const auto qkv = matrix_formats_.find(layer_prefix(layer) + "attention.qkv.weight");
     if (qkv == matrix_formats_.end()) continue;  // another process's
-    const bool narrow = all.at("attention") == "fused" && attention_operand<Cpu, float>(*qkv->second) != DType::fp32;
+    const bool narrow = all.at("attention") == "fused" && !layer.attention.position_scores &&
+                        attention_operand<Cpu, float>(*qkv->second) != DType::fp32;
     attention.insert(narrow ? attention_products(layer.attention.heads.size) : "fp32");
   }
   std::string words;

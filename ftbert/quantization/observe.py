@@ -76,16 +76,18 @@ def observe(
     batch reached."""
     found = {ours: Observed(with_gram) for ours in modules}
     share = -(-_SAMPLE // max(1, len(batches)))
-    kept = torch.zeros(0, dtype=torch.int64)
+    kept, shape = torch.zeros(0, dtype=torch.int64), torch.Size()
 
     def look(ours: str, _: Any, inputs: tuple[Tensor, ...]) -> None:
-        found[ours].add(inputs[0].reshape(-1, inputs[0].shape[-1]).index_select(0, kept), share)
+        rows = inputs[0].reshape(-1, inputs[0].shape[-1])
+        # A table of positions goes through projections too: all of its rows count.
+        found[ours].add(rows.index_select(0, kept) if inputs[0].shape[:-1] == shape else rows, share)
 
     with ExitStack() as hooks:
         for ours, name in modules.items():
             hooks.callback(reference.get_submodule(name).register_forward_pre_hook(partial(look, ours)).remove)
         for ids, mask in batches:
-            kept = mask.flatten().nonzero().flatten()
+            kept, shape = mask.flatten().nonzero().flatten(), mask.shape
             reference(input_ids=ids, attention_mask=mask)
     if missed := [ours for ours, seen in found.items() if not seen.count]:
         raise ValueError(f"{missed[0]}: transformers' model does not compute it by the module {modules[missed[0]]}")
