@@ -5,12 +5,13 @@
     python benchmarks/bench_model.py --device cuda --dtype fp8 [--energy]
     python benchmarks/bench_model.py --threads 2 --dtype int8
 
-A point is MODEL:BATCHxLONGEST:FILL with MODEL minilm, base, large, modernbert or qwen3, and FILL "ragged" (a third of
-the padded batch is text, as in real short texts), "half" (lengths drawn around half of the longest), "full" or "mlperf"
-(lengths as of MLPerf's BERT: 384 at most, 177 in the mean). Without --point a GPU gets a grid of 108, 36 for each of
-BERT's, in fp8 14; the CPU four; --model modernbert and --model qwen3 have points of their own. Peers take turns; times
-are medians; tokens/s counts valid tokens. Every output is compared with transformers in float32 before it is timed: the
-largest difference, and the square root of the mean squared one over that of the numbers. The numbers go to a JSON file
+A point is MODEL:BATCHxLONGEST:FILL with MODEL minilm, base, large, modernbert, qwen3 or deberta, and FILL "ragged" (a
+third of the padded batch is text, as in real short texts), "half" (lengths drawn around half of the longest), "full" or
+"mlperf" (lengths as of MLPerf's BERT: 384 at most, 177 in the mean). Without --point a GPU gets a grid of 108, 36 for
+each of BERT's, in fp8 14; the CPU four; --model modernbert, qwen3 and deberta have points of their own. Peers take
+turns; times are medians; tokens/s counts valid tokens. Every output is compared with transformers in float32 before it
+is timed: the largest difference, and the square root of the mean squared one over that of the numbers. The numbers go
+to a JSON file
 that says where they come from, and as Markdown to stdout.
 
 In fp8 models are quantized by plain rounding, with scales from random tokens (quantized.py), and everything else is in

@@ -19,7 +19,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "base": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
     "large": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
 }
-# Published configurations: ModernBERT-base, Qwen3-Embedding-0.6B.
+# Published configurations: ModernBERT-base, Qwen3-Embedding-0.6B, DeBERTa-v3-base.
 MODERN: dict[str, dict[str, Any]] = {
     "modernbert": {
         "model_type": "modernbert", "vocab_size": 50368, "hidden_size": 768, "num_hidden_layers": 22,
@@ -32,10 +32,17 @@ MODERN: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "pad_token_id": 151643,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
     },
+    "deberta": {
+        "model_type": "deberta-v2", "vocab_size": 128100, "hidden_size": 768, "num_hidden_layers": 12,
+        "num_attention_heads": 12, "intermediate_size": 3072, "max_position_embeddings": 512, "type_vocab_size": 0,
+        "relative_attention": True, "pos_att_type": "p2c|c2p", "position_biased_input": False, "position_buckets": 256,
+        "share_att_key": True, "norm_rel_ebd": "layer_norm", "pad_token_id": 0,
+    },
 }  # fmt: skip
 MODERN_POINTS = {
     "modernbert": ("1x128:full", "32x128:half", "32x512:full", "8x2048:half", "2x8192:full"),
     "qwen3": ("1x128:full", "32x128:half", "32x512:full", "8x2048:half"),
+    "deberta": ("1x128:full", "8x128:half", "32x128:half", "32x512:full", "32x512:half"),
 }
 CPU_POINTS = ("base:16x128:ragged", "base:16x128:full", "minilm:32x128:ragged", "minilm:32x128:full")
 # Of a GPU: every model x batch x length x fill.
