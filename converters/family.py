@@ -82,15 +82,15 @@ def entry(document: Config, key: str, kind: str, default: Any) -> Any:
 class Family:
     """One architecture of transformers.
 
-    name: transformers' model_type. base: what stands before the encoder's names in a model with a head. keys: see
-    KEYS. fixed: entries that no config changes, by their path. adjust: what a table cannot say, over the description
-    read so far. buffers: endings of tensors that are no weights. lacks: tasks of head_tables.py for which
-    transformers has no class. also: other bases, of some heads. spellings: other tables of names that published files
-    have. names_by: the table of names and the spellings, of a config. encoder: how the name of transformers' class
-    without a head ends. positions: what position_embedding_type may say. frequencies: patterns of tensors in which
-    files may hold the rotary ones, which then count, as in transformers; the first is the name of its own. decoder:
-    each token sees those before it alone, unless is_causal is false. made: tensors of the encoder that
-    its code makes from the config, by name; a file that holds other numbers is refused.
+    name: transformers' model_type. base: what stands before the encoder's names in a model with a head. keys: see KEYS.
+    fixed: entries that no config changes, by their path. adjust: what a table cannot say, over the description read so
+    far. buffers: endings of tensors that are no weights. lacks: tasks of head_tables.py for which transformers has no
+    class. also: other bases, of some heads. spellings: other tables of names that published files have. names_by: the
+    table of names and the spellings, of a config. encoder: how the name of transformers' class without a head ends.
+    positions: what position_embedding_type may say. frequencies: patterns of tensors in which files may hold the rotary
+    ones, which then count, as in transformers; the first is the name of its own. decoder: each token sees those before
+    it alone, unless is_causal is false. made: tensors of the encoder that its code makes from the config, by name; a
+    file that holds other numbers is refused.
     """
 
     name: str

@@ -29,7 +29,8 @@ _TASKS = {
 
 _READ = (
     "HuggingFace's files are read as they are (safetensors, `.bin`, sharded, `model.fp16.safetensors`). The",
-    "tokenizer is AutoTokenizer's, or with a warning tokenizer.json itself where that gives other ids. A",
+    "tokenizer is AutoTokenizer's, or with a warning tokenizer.json itself where that gives other ids (RoFormer's",
+    "cuts words with the package `rjieba`, which no file holds: there the class counts). A",
     "sentence-transformers folder's prompts, poolings, Dense modules and `truncate_dim` count as there, and so",
     "do a CrossEncoder's settings, SpladePooling, MultiVectorMask and LogitScore; of a CLIPModel module texts",
     "run. Other modules are refused by name, and so is a ColBERT's query that is made longer by tokens which no",

@@ -182,6 +182,8 @@ def test_jina_embeddings_2(tmp_path: Path) -> None:
     converted = convert(tmp_path / "jina", tmp_path / "copy")
     for one in (model, ftbert.load(converted), ftbert.load(reference)):
         assert_close(one(ids, mask).last_hidden_state[mask.bool()], want[mask.bool()], atol=3e-5)
+    with pytest.raises(RuntimeError, match="sequence of 8193 tokens: the model has positions for 8192"):
+        model(torch.full((1, 8193), 7))
     fast = ftbert.optimize(reference)
     assert type(fast) is type(reference)
     with torch.no_grad():

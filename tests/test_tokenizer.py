@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -280,3 +281,25 @@ def test_code_of_the_folder_never_runs(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=str(folder)):
         Tokenizer(folder, TextSettings(), 64)
     assert not (folder / "ran").exists()
+
+
+@pytest.mark.parametrize("with_file", [True, False])
+def test_a_part_in_python_counts_before_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_file: bool) -> None:
+    """RoFormer cuts texts into words of jieba, and saves a tokenizer.json without them."""
+    folder = write(tmp_path, "bert", tokenizer_json=with_file, tokenizer_class="RoFormerTokenizer")
+    (folder / "config.json").write_text('{"model_type": "roformer"}')
+    if not with_file:
+        with pytest.raises(ValueError, match="You need to install rjieba"):
+            load_tokenizer(folder)
+
+    def tokenize(text: str, hmm: bool) -> list[tuple[str, int, int]]:
+        """Pairs of characters, in the place of words."""
+        return [(text[i : i + 2], i, min(i + 2, len(text))) for i in range(0, len(text), 2)]
+
+    monkeypatch.setitem(sys.modules, "rjieba", SimpleNamespace(tokenize=tokenize))  # type: ignore[arg-type]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tokenizer = load_tokenizer(folder)
+    assert tokenizer.convert_ids_to_tokens(tokenizer("hello")["input_ids"])[:3] == ["[CLS]", "he", "l"]
+    rows = Tokenizer(folder, TextSettings(), 64).encode_batch(["hello", "world"])
+    assert list(rows[0]) == tokenizer("hello")["input_ids"]

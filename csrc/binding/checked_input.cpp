@@ -43,7 +43,9 @@ at::Tensor mask_tensor(const at::Tensor& mask, const at::Tensor& ids) {
 }
 
 void check_length(const ModelConfig& config, int64_t length) {
-  const bool any = config.positions == PositionKind::none && !config.rotary();
+  // Where a table has a bias for each distance between max_positions tokens, its ends are not those of further ones.
+  const bool by_row = config.rotary() || config.relative_span >= config.max_positions;
+  const bool any = config.positions == PositionKind::none && !by_row;
   FTBERT_CHECK(any || length <= config.max_seq(), "sequence of ", length, " tokens: the model has positions for ",
                config.max_seq(), "; truncate the input");
 }

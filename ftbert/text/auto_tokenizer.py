@@ -9,6 +9,7 @@ reads the file.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,8 @@ def _by_the_file(folder: Path, tokenizer: Any, given: Mapping[str, Any]) -> Any:
         fast.post_processor = type(fast).from_file(str(folder / "tokenizer.json")).post_processor
         if found == _ids(fast, texts):
             return tokenizer
+    if not is_storable(mine):
+        return tokenizer
     warn_caller(
         f"{origin(folder)}: AutoTokenizer gives other ids than tokenizer.json, since it reads it as a "
         f"{type(tokenizer).__name__}; those of tokenizer.json are taken. Name the right tokenizer_class in "
@@ -160,6 +163,15 @@ def _by_the_file(folder: Path, tokenizer: Any, given: Mapping[str, Any]) -> Any:
     generic.add_special_tokens({"additional_special_tokens": special})
     generic.model_input_names = tokenizer.model_input_names
     return generic
+
+
+def is_storable(fast: Any) -> bool:
+    """Whether a file can hold it. RoFormer's cuts words with jieba, in Python, which tokenizer.json leaves out."""
+    try:
+        pickle.dumps([fast.normalizer, fast.pre_tokenizer, fast.post_processor, fast.decoder])
+    except Exception:  # noqa: BLE001 - tokenizers raises nothing more precise
+        return False
+    return True
 
 
 def _keep_options(mine: Any, fast: Any, stated: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ftbert.input_file import is_unicode, origin
-from ftbert.text.auto_tokenizer import explain, load_tokenizer
+from ftbert.text.auto_tokenizer import explain, is_storable, load_tokenizer
 from ftbert.text.fast_tokenizer import FastTokenizer
 from ftbert.text.panics import panics_as_errors
 from ftbert.text.settings import TextSettings
@@ -30,7 +30,7 @@ class Tokenizer:
 
     max_length: tokens with the special ones where the caller asks for no other length. longest: the most the model
     takes. backend: the `tokenizers.Tokenizer` that does the work, without truncation or padding; None for a tokenizer
-    that is written in Python. loaded: transformers' object around it.
+    that is written in Python, or a part of it. loaded: transformers' object around it.
     """
 
     def __init__(self, folder: Path, settings: TextSettings, max_seq: int, loaded: Any = None) -> None:
@@ -52,7 +52,8 @@ class Tokenizer:
         self._special_of_pairs = tokenizer.num_special_tokens_to_add(pair=True)
         self._has_types = "token_type_ids" in tokenizer.model_input_names
         self._side = tokenizer.truncation_side
-        self.backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+        backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+        self.backend: Any = backend if backend is not None and is_storable(backend) else None
         self._python = tokenizer if self.backend is None else None
         own = settings.max_length or _own_length(folder, tokenizer)
         self.max_length = self.check_length(min(max_seq, own), self._where)
