@@ -258,6 +258,19 @@ def test_packed_equals_padded(place: Place, family: str) -> None:
     assert torch.equal(model.forward_packed(*packed(batch)), model(**batch).last_hidden_state[kept])
 
 
+@pytest.mark.parametrize("parallel", ["tensor", "pipeline"])
+@pytest.mark.parametrize("family", ["t5", "umt5", "esm", "clip_text_model", "siglip_text_model"])
+def test_cpus_share_a_model(family: str, parallel: str) -> None:
+    """Tables of biases by layer, factors by sequence and states before the final norm, in shares and stages."""
+    reference = make_model(family, "encoder", 2)
+    batch = make_batch(reference, "encoder", "holes")
+    want = ftbert.load(reference)(**batch, output_hidden_states=True)
+    got = ftbert.load(reference, device=["cpu", "cpu"], parallel=parallel)(**batch, output_hidden_states=True)
+    for one, other in zip(got.hidden_states, want.hidden_states, strict=True):
+        assert_close(one, other, atol=2e-5)
+    assert_close(got.last_hidden_state, want.last_hidden_state, atol=2e-5)
+
+
 @pytest.mark.parametrize("family", ["bert", "mpnet", "albert"])
 def test_masked_lm_logits_at_positions(place: Place, family: str) -> None:
     model = ftbert.load(make_model(family, "masked_lm", 0), device=place.device, dtype=place.dtype)
