@@ -265,6 +265,8 @@ class HeadedModule(EncoderModule):
                 logits = _means(head(tokens, word), cu_seqlens)
             elif head.source == "last" or head.source == "end":
                 logits = head(torch.ops.ftbert.restore_padding(tokens, rows[i]), word)
+                if head.task == "pooled":  # 0 of a text without tokens, whatever the bias
+                    logits = logits * (rows[i] >= 0)[:, None]
             else:
                 logits = head(first, word)
             if head.task == "multiple_choice" and choices > 0:
