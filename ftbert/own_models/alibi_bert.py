@@ -111,6 +111,7 @@ class Stack(nn.Module):
 
 class AlibiBertPreTrainedModel(bert.BertPreTrainedModel):
     config_class = AlibiBertConfig
+    _supports_flash_attn = _supports_flex_attn = False
 
     def post_init(self) -> None:
         PreTrainedModel.post_init(self)  # also of classes that are no subclass
@@ -161,6 +162,7 @@ def _with_head(kind: type, pooled: bool) -> Any:
     name = "Alibi" + kind.__name__
     return type(name, (kind,), {
         "__init__": init, "__module__": __name__, "config_class": AlibiBertConfig,
+        "_supports_flash_attn": False, "_supports_flex_attn": False,
         "post_init": AlibiBertPreTrainedModel.post_init, "_init_weights": AlibiBertPreTrainedModel._init_weights,
     })  # fmt: skip
 
