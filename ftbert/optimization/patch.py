@@ -27,9 +27,10 @@ def optimize(
 ) -> T:
     """Lets ftbert compute the encoder of a HuggingFace model, in place, and returns the same object.
 
-    model: an encoder of transformers, bare or under any head; a SentenceTransformer or CrossEncoder; a `pipeline`; any
-    torch module or object with `.model` that contains such models. It must be in eval mode. Heads and poolers stay
-    as they are. Optimizing again changes the settings, or nothing.
+    model: an encoder of transformers, bare or under any head, one beside a decoder or a model for images; a
+    SentenceTransformer or CrossEncoder; a `pipeline`; any torch module or object with `.model` that contains such
+    models. It must be in eval mode. Heads and poolers stay as they are. Optimizing again changes the settings, or
+    nothing.
 
     device: where the model is moved first; None leaves it. dtype: what the encoder computes in (fp32, fp16, bf16, fp8,
     int8, as in `ftbert.load`); None is the model's own, and fp32 on a CPU. Results come in the model's own dtype either
@@ -48,13 +49,14 @@ def optimize(
 
     Calls that ask for what ftbert does not compute run the original forward, with a warning the first time:
     output_attentions, inputs_embeds, masks that are not [batch, seq], padding in column 0 where a head or another
-    module may read it, position_ids other than the default, offsets that do not fit, a cache of keys and values
-    (past_key_values, use_cache=True; without these a decoder's result has none, whatever its config says). So do all
-    calls while a module inside the encoder has forward hooks, under a transform of torch.func, with meta or fake
-    tensors, and those with a mask, positions or offsets while the caller records a CUDA graph (warm up
-    `encoder.forward.original` for them). The counts are in `encoder.forward.fallbacks`. torch.jit.trace, torch.export,
-    torch.onnx.export and torch.compile(fullgraph=True) raise an error that says to call `undo` first; torch.compile
-    without it breaks its graph around the encoder. Replicas of torch.nn.DataParallel on other GPUs raise it likewise.
+    module may read it, or in the column that a pooled output is of (SigLIP's last), position_ids other than the
+    default, offsets that do not fit, a cache of keys and values (past_key_values, use_cache=True; without these a
+    decoder's result has none, whatever its config says). So do all calls while a module inside the encoder has
+    forward hooks, under a transform of torch.func, with meta or fake tensors, and those with a mask, positions or
+    offsets while the caller records a CUDA graph (warm up `encoder.forward.original` for them). The counts are in
+    `encoder.forward.fallbacks`. torch.jit.trace, torch.export, torch.onnx.export and torch.compile(fullgraph=True)
+    raise an error that says to call `undo` first; torch.compile without it breaks its graph around the encoder.
+    Replicas of torch.nn.DataParallel on other GPUs raise it likewise.
 
     Weights may be changed, moved or cast afterwards: the next call builds the encoder again (writes through
     `parameter.data` are not noticed), or runs the original where ftbert does not compute them (float64, say). Memory:
