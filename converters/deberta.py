@@ -102,7 +102,11 @@ def _version_2(config: Config, description: Description) -> None:
     if (size := entry(config, "attention_head_size", "int", attention["head_size"])) != attention["head_size"]:
         raise ValueError(f"attention_head_size {size} is not supported: only hidden_size / num_attention_heads")
     if (size := entry(config, "conv_kernel_size", "int", 0)) > 0:
-        raise ValueError(f"conv_kernel_size {size} is not supported: a convolution stands beside the first layer")
+        if (groups := entry(config, "conv_groups", "int", 1)) != 1:
+            raise ValueError(f"conv_groups {groups} is not supported: only 1")
+        activation = entry(config, "conv_act", "str", "tanh")
+        norm = {"eps": description["layer"]["attention_norm"]["eps"]}
+        description["convolution"] = {"kernel": size, "activation": activation, "norm": norm}
     said = config.get("norm_rel_ebd", "none")
     words = [one.strip() for one in said.lower().split("|")] if isinstance(said, str) else [said]
     if any(one not in ("none", "layer_norm") for one in words):
@@ -129,6 +133,14 @@ _BIASES = Derived(
     lambda encoder, config, ours: [ours.chunk(3)[0], ours.chunk(3)[2]],
 )
 
+# [out, in, kernel] <-> ours, [out, kernel * in]
+_CONVOLUTION = Derived(
+    ("encoder.conv.conv.weight",),
+    lambda encoder, config, ours: [[ours[0], encoder.hidden, ours[1] // encoder.hidden]],
+    lambda encoder, sources: sources[0].transpose(1, 2).flatten(1).contiguous(),
+    lambda encoder, config, ours: [ours.view(len(ours), -1, encoder.hidden).transpose(1, 2).contiguous()],
+)
+
 _V2 = Family(
     name="deberta-v2",
     base="deberta",
@@ -136,6 +148,9 @@ _V2 = Family(
         "layers.{i}.attention.qkv": tuple(_SELF + f"{name}_proj" for name in ("query", "key", "value")),
         "layers.{i}.attention.position_keys": _SELF + "pos_key_proj",
         "layers.{i}.attention.position_queries": _SELF + "pos_query_proj",
+        "convolution.weight": _CONVOLUTION,
+        "convolution.bias": "encoder.conv.conv.bias",
+        "convolution_norm": "encoder.conv.LayerNorm",
     },
     keys=_KEYS,
     adjust=_version_2,

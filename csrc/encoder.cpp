@@ -50,7 +50,7 @@ Encoder<Device, T>::Encoder(const Context<Device>& context, ModelConfig config, 
   for (const Layer<T>& layer : weights_.layers)
     for (const Linear<T>* linear : {&layer.qkv, &layer.out, &layer.up, &layer.down})
       check_product_exists(context, *linear);
-  for (const Linear<T>* linear : {&weights_.embedding_projection, &weights_.pooler})
+  for (const Linear<T>* linear : {&weights_.embedding_projection, &weights_.convolution, &weights_.pooler})
     if (linear->weight.n > 0) check_product_exists(context, *linear);
   limits_ = prepare(context, config_, weights_, attention_.path, allocate);
 }

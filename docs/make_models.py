@@ -118,6 +118,7 @@ def render() -> str:
             ("layers share weights", len({layer.weights_of for layer in layers}) < config.depth),
             ("relative position bias", bias is not None),
             ("a table of biases for each layer", bias is not None and bias.of == "layers"),
+            ("a convolution beside the first layer", config.convolution is not None),
             ("products with positions", config.position_table is not None),
             ("word rows by the share of masked tokens", config.token_dropout is not None),
             ("scores without a scale", any(layer.attention.scale == 1 for layer in layers)),

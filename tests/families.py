@@ -53,7 +53,8 @@ _SETTINGS: dict[str, list[dict[str, Any]]] = {
     "deberta-v2": [  # as v3; as v2 before buckets, with projections of positions of their own
         {
             "relative_attention": True, "pos_att_type": "p2c|c2p", "position_biased_input": False, "position_buckets": 8,
-            "share_att_key": True, "norm_rel_ebd": "layer_norm", "max_relative_positions": 20,
+            "share_att_key": True, "norm_rel_ebd": "layer_norm", "max_relative_positions": 20, "conv_kernel_size": 3,
+            "conv_act": "gelu",
         },
         {
             "relative_attention": True, "pos_att_type": ["c2p"], "type_vocab_size": 2, "legacy": False,

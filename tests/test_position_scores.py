@@ -187,3 +187,32 @@ def test_in_bf16_and_in_8_bits_on_the_cpu(tmp_path: Path, family: str) -> None:
         assert torch.nn.functional.cosine_similarity(got, want, dim=-1).min() > 0.998
         assert fast.info()["attention_products"] == "fp32"
     assert_no_worse(got, theirs, want)
+
+
+@pytest.mark.parametrize("size", [1, 3, 5])
+def test_a_convolution_beside_the_first_layer(place: Place, size: int) -> None:
+    """Its neighbours are columns of the padded row: gaps and sequences' ends are zeros."""
+    model = make_model("deberta-v2", "encoder", 1, conv_kernel_size=size, conv_act="tanh")
+    fast = ftbert.load(model, device=place.device, dtype=place.dtype)
+    for mask in ("right", "left", "holes"):
+        batch = make_batch(model, "encoder", mask)
+        kept = batch["attention_mask"].bool()
+        with torch.no_grad():
+            want = model(**batch).last_hidden_state[kept]
+        got = fast(**{name: value.to(place.device) for name, value in batch.items()}).last_hidden_state.cpu()
+        assert_close(got[kept], want, atol=3e-5 if place == Place("cpu", torch.float32) else 256 * place.eps)
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"conv_groups": 3}, "conv_groups 3 is not supported"),
+        ({"conv_kernel_size": 4}, "convolution.kernel: expected an odd number of columns, got 4"),
+        ({"conv_act": "sine"}, "convolution.activation"),
+        ({"num_hidden_layers": 1}, "a convolution beside the last layer"),
+    ],
+)
+def test_convolutions_that_are_refused(entries: dict[str, Any], message: str) -> None:
+    document = make_model("deberta-v2", "encoder", 0).config.to_dict() | {"conv_kernel_size": 3} | entries
+    with pytest.raises(ValueError, match=message):
+        find_family(document).config(document).weight_specs()

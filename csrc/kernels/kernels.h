@@ -257,6 +257,12 @@ template <class Device, class T>
 void last_rows_to_first(Context<Device>& context, const Sequences& sequences, DType dtype, int64_t cols, int64_t stride,
                         void* x);
 
+// out [rows, kernel * cols]: beside each other the rows of x [rows, cols] in the columns from kernel / 2 before the
+// token's to kernel / 2 behind it, in its sequence; zeros where no token stands. columns: as of RelativeBias.
+template <class Device, class T>
+void neighbour_rows(Context<Device>& context, const T* x, const Sequences& sequences, const int32_t* columns,
+                    int64_t kernel, int64_t cols, T* out);
+
 // Sets the rows of empty sequences to 0 in x [batch, cols].
 template <class Device, class T>
 void zero_empty_rows(Context<Device>& context, const int32_t* cu_seqlens, int64_t batch, int64_t cols, T* x);

@@ -41,6 +41,7 @@ LayerBuffers<T> carve_layer_buffers(Workspace& ws, const ModelConfig& config, co
   if (kNormInsideProducts<Device, T> && of_sums)
     b.exchanged_moments = {ws.take<uint64_t>(exchanged_moment_count(most)), exchanged_moment_count(most)};
   b.projected = ws.take<T>(most * config.hidden);
+  if (config.convolution) b.convolved = ws.take<T>(most * config.hidden);
   if (scaled_inner > 0) b.scaled_inner = reinterpret_cast<T*>(ws.take<char>(most * byte_row_bytes(scaled_inner)));
   if (kAttendedOutlivesInner<Device>) b.attended = ws.take<T>(most * width);
   if (const int64_t arrivals = attention_arrivals<Device>(); sizes.use == AttentionUse::decode && arrivals > 0) {
@@ -70,8 +71,13 @@ LayerBuffers<T> carve_layer_buffers(Workspace& ws, const ModelConfig& config, co
     else
       b.probabilities = ws.take<T>(b.general_sequences * per_sequence);
   }
-  const size_t attention_end = ws.bytes();
+  size_t attention_end = ws.bytes();
   ws.release(shared);
+  if (config.convolution) {
+    b.neighbours = ws.take<T>(most * config.convolution->kernel * config.hidden);
+    attention_end = std::max(attention_end, ws.bytes());
+    ws.release(shared);
+  }
   b.inner = ws.take<T>(most * inner);
   if (ws.bytes() < attention_end) ws.release(attention_end);
   return b;

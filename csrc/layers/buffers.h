@@ -26,6 +26,8 @@ struct LayerBuffers {
   T* qkv = nullptr;        // [rows, qkv_width]
   T* attended = nullptr;   // [rows, width]
   T* projected = nullptr;  // [rows, hidden], a block's result before the residual
+  // With a convolution: its rows [rows, kernel * hidden], which share memory with qkv, and its result [rows, hidden].
+  T *neighbours = nullptr, *convolved = nullptr;
   // [rows, inter], and behind it, where there is a gate, the [rows, 2 * inter] that it reads; shares memory with qkv
   // (on a GPU with attended too), dead by then.
   T* inner = nullptr;

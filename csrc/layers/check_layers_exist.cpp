@@ -24,6 +24,12 @@ void check_layers_exist(const ModelConfig& config) {
   };
   norm(config.embedding_norm);
   norm(config.projection_norm);
+  if (config.convolution) {
+    norm(config.convolution->norm);
+    refuse(config.stage.whole() && config.depth() < 2, "a convolution beside the last layer");
+    refuse(!config.layers.empty() && config.layers[0].norm_place == NormPlace::pre,
+           "a convolution beside a layer with norms before its blocks");
+  }
   norm(config.position_norm);
   norm(config.final_norm);
   for (const LayerConfig& c : config.layers) {

@@ -92,6 +92,26 @@ void LayerStack<Device, T>::finish(Context<Device>& context, int64_t i, int64_t 
 }
 
 template <class Device, class T>
+void LayerStack<Device, T>::convolve(Context<Device>& context, const Batch& batch, const Run& run, const T* x,
+                                     const LayerBuffers<T>& b) const {
+  const Convolution& c = *config_.convolution;
+  neighbour_rows<Device, T>(context, x, batch.of(run), batch.columns, c.kernel, config_.hidden, b.neighbours);
+  const Made<T> made = linear(context, weights_.convolution, {Operand::of(b.neighbours)}, run.tokens,
+                              {.activation = c.activation, .in_one_piece = true}, Operand::of(b.convolved));
+  const T* const at = made.rows.rows.template as<T>();
+  if (at != b.convolved) copy_on_device(context, at, b.convolved, run.tokens * config_.hidden * sizeof(T));
+}
+
+template <class Device, class T>
+void LayerStack<Device, T>::add_convolved(Context<Device>& context, int64_t rows, const Stream<Device, T>& stream,
+                                          const LayerBuffers<T>& b) const {
+  const Layer<T>* const next = config_.depth() > 1 ? &weights_.layers[1] : nullptr;  // none: of a stage's only layer
+  const Operand apart = next ? stream.read_apart(next->qkv, next->attention_norms.before) : Operand();
+  add_bias_input_layernorm<Device, T>(context, b.convolved, nullptr, stream.x, weights_.convolution_norm, rows,
+                                      config_.hidden, {.normed = stream.x, .copy = apart});
+}
+
+template <class Device, class T>
 void LayerStack<Device, T>::settle(Context<Device>& context, int64_t rows, const Stream<Device, T>& stream) const {
   const bool of_stream = static_cast<bool>(stream.sum.pending);
   const Norm<T>& norm = of_stream ? stream.sum.pending : stream.next.pending;
@@ -123,10 +143,13 @@ void LayerStack<Device, T>::run(Context<Device>& context, const Batch& batch, co
   for (int64_t i = 0; i < layers; ++i) {
     for (size_t r = 0; r < runs.size(); ++r) {
       const Layer<T>& layer = weights_.layers[i];
+      const bool convolves = i == 0 && config_.convolution;
+      if (convolves) convolve(context, batch, runs[r], streams[r].x, b);
       const Operand wished = wished_by(layer.out, b.attended);
       const Operand attended = attend(context, layer, batch, runs[r], streams[r], Queries::all, path_, b,
                                       wished.scaled() ? wished : Operand::of(b.attended));
       finish(context, i, layers, attended, runs[r].tokens, b, streams[r], apart ? absent : weights_.final_norm);
+      if (convolves) add_convolved(context, runs[r].tokens, streams[r], b);
     }
     if (hook) hook(i + 1, x);
     for (size_t r = 0; apart && i + 1 == config_.depth() && r < runs.size(); ++r)

@@ -54,6 +54,12 @@ class LayerStack {
   // the model's final norm, or an absent one where that comes later.
   void finish(Context<Device>& context, int64_t i, int64_t layers, const Operand& attended, int64_t rows,
               LayerBuffers<T>& b, Stream<Device, T>& stream, const Norm<T>& final) const;
+  // With a convolution beside the first layer: activation(that of the rows of x) at b.convolved, before the layer; and
+  // behind it the norm of the sum of both.
+  void convolve(Context<Device>& context, const Batch& batch, const Run& run, const T* x,
+                const LayerBuffers<T>& b) const;
+  void add_convolved(Context<Device>& context, int64_t rows, const Stream<Device, T>& stream,
+                     const LayerBuffers<T>& b) const;
   // Behind the last layer that runs: the norm that no product has done.
   void settle(Context<Device>& context, int64_t rows, const Stream<Device, T>& stream) const;
 

@@ -7,7 +7,8 @@ namespace ftbert {
 
 Positions Positions::take(Workspace& workspace, const ModelConfig& config, int64_t tokens, bool padded) {
   // Packed tokens stand in the columns of their sequences, by which scores know distances.
-  const bool columns = (config.by_distance() && padded) || (config.rotary() && config.counts_tokens());
+  const bool columns =
+      ((config.by_distance() || config.convolution) && padded) || (config.rotary() && config.counts_tokens());
   Positions made;
   made.ids = workspace.take<int32_t>(tokens);
   if (columns) made.columns = config.counts_tokens() ? workspace.take<int32_t>(tokens) : made.ids;

@@ -49,6 +49,7 @@ bool differ(const LayerConfig& one, const LayerConfig& other) {
 template <class T>
 std::string refusal(const Context<Cuda>& context, const ModelConfig& c, const Weights<T>& weights, AttentionPath path) {
   if (path != AttentionPath::fused || c.by_distance()) return "attention has a bias or takes the general path";
+  if (c.convolution) return "a convolution stands beside the first layer";
   if (most_deferred_tokens() == 0) return "switched off";
   if (c.layers.empty()) return "there are no layers";
   if (!c.shard.whole()) return "products are parts of sums over several ranks";

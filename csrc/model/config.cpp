@@ -123,14 +123,29 @@ AttentionConfig read_attention(Section& read) {
   return c;
 }
 
-FeedForwardConfig read_ffn(Section& read) {
-  FeedForwardConfig c{.inter = read.integer("inter", 1, kMostWidth)};
+Activation read_activation(Section& read, Activation otherwise) {
   const std::string activation = read.text("activation");
   try {
-    if (!activation.empty()) c.activation = parse_activation(shown(activation));
+    if (!activation.empty()) return parse_activation(shown(activation));
   } catch (const Error& error) {
     read.complain("activation", error.what());
   }
+  return otherwise;
+}
+
+Convolution read_convolution(Section& read) {
+  Convolution c{.kernel = read.integer("kernel", 1, 255), .norm = {}};
+  read.require(c.kernel % 2 == 1, "kernel", "expected an odd number of columns, got " + std::to_string(c.kernel));
+  c.activation = read_activation(read, c.activation);
+  c.norm = read_norm(read, "norm");
+  read.require(c.norm.kind != NormKind::none, "norm", "is missing");
+  read.finish();
+  return c;
+}
+
+FeedForwardConfig read_ffn(Section& read) {
+  FeedForwardConfig c{.inter = read.integer("inter", 1, kMostWidth)};
+  c.activation = read_activation(read, c.activation);
   c.gated = read.boolean("gated", false);
   c.up_bias = read.boolean("up_bias", true);
   c.down_bias = read.boolean("down_bias", true);
@@ -291,6 +306,7 @@ ModelConfig ModelConfig::parse(std::string_view json, std::string* whole) {
     dropout->finish();
   }
   if (std::optional<Section> table = read.section("position_table")) read_position_table(*table, c);
+  if (std::optional<Section> convolution = read.section("convolution")) c.convolution = read_convolution(*convolution);
   if (std::optional<Section> shard = read.section("shard")) {
     c.shard.size = shard->integer("size", 1, 1 << 16);
     c.shard.rank = shard->integer("rank", 0, c.shard.size - 1);

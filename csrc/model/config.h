@@ -55,6 +55,14 @@ struct AttentionConfig {
   bool by_distance() const { return relative_bias || position_scores; }
 };
 
+// Beside the first layer, whose result y becomes norm(y + activation(convolution of its input x)). Over the columns of
+// a sequence's padded row, whose padding is 0.
+struct Convolution {
+  int64_t kernel = 0;  // columns, the token's in the middle: odd
+  Activation activation = Activation::tanh;
+  NormConfig norm;
+};
+
 struct FeedForwardConfig {
   int64_t inter = 0;
   Activation activation = Activation::gelu_erf;
@@ -115,6 +123,7 @@ struct ModelConfig {
   // column(query) - column(key) is position_span + bucket, within the table.
   std::vector<int32_t> position_buckets;
   NormConfig position_norm;  // over rows of that table
+  std::optional<Convolution> convolution;
   PositionKind positions = PositionKind::absolute;
   NormConfig embedding_norm;              // over the sum of the embeddings
   NormConfig final_norm;                  // of what the last layer leaves

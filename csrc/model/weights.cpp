@@ -72,6 +72,9 @@ void walk_embeddings(const ModelConfig& c, const Visit& visit) {
   walk_norm("embeddings.norm", c.embedding_norm, c.embedding, visit);
   if (c.embedding_projection) walk_linear("embeddings.projection", c.hidden, c.embedding, c.projection_bias, {}, visit);
   walk_norm("embeddings.projection_norm", c.projection_norm, c.hidden, visit);
+  if (!c.convolution) return;
+  walk_linear("convolution", c.hidden, c.convolution->kernel * c.hidden, true, {}, visit);
+  walk_norm("convolution_norm", c.convolution->norm, c.hidden, visit);
 }
 
 // One walk over the model, used both to list the tensors and to bind them: the two cannot disagree.
@@ -162,6 +165,8 @@ Weights<T> bind_weights(const ModelConfig& config, const WeightSource& source) {
   w.token_type = data("embeddings.token_type");
   w.embedding_norm = norm("embeddings.norm", config.embedding_norm);
   w.embedding_projection = linear("embeddings.projection");
+  w.convolution = linear("convolution");
+  w.convolution_norm = norm("convolution_norm", config.convolution.value_or(Convolution()).norm);
   w.projection_norm = norm("embeddings.projection_norm", config.projection_norm);
   for (const LayerConfig& c : config.layers) {
     const std::string layer = layer_prefix(c);

@@ -67,6 +67,8 @@ struct Weights {
   Norm<T> embedding_norm;
   Linear<T> embedding_projection;
   Norm<T> projection_norm;
+  Linear<T> convolution;  // [hidden, kernel * hidden]
+  Norm<T> convolution_norm;
   std::vector<Layer<T>> layers;  // several may point at the same tensors
   const T* positions = nullptr;  // [2 * position_span, hidden], for scores
   Norm<T> position_norm;

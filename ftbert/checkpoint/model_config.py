@@ -171,6 +171,16 @@ class PositionTableConfig:
 
 
 @dataclass(frozen=True)
+class ConvolutionConfig:
+    """Beside the first layer: its result y becomes norm(y + activation(convolution of its input)), over `kernel`
+    columns, the token's in the middle."""
+
+    kernel: int
+    activation: str
+    norm: NormConfig
+
+
+@dataclass(frozen=True)
 class ShardConfig:
     """This rank of so many."""
 
@@ -208,6 +218,7 @@ class ModelConfig:
     relative_bias: RelativeBiasConfig | None
     token_dropout: TokenDropoutConfig | None
     position_table: PositionTableConfig | None
+    convolution: ConvolutionConfig | None
     embedding_norm: NormConfig | None
     final_norm: NormConfig | None
     states_before_final_norm: bool
@@ -318,7 +329,7 @@ def _said(values: list[tuple[str, Any]]) -> Json:
 _NESTED: dict[str, Any] = {
     "attention": AttentionConfig, "ffn": FeedForwardConfig, "layers": LayerConfig, "rotary": RotaryConfig,
     "positions": PositionConfig, "relative_bias": RelativeBiasConfig, "position_scores": PositionScoresConfig,
-    "position_table": PositionTableConfig, "shard": ShardConfig, "stage": StageConfig,
+    "position_table": PositionTableConfig, "convolution": ConvolutionConfig, "shard": ShardConfig, "stage": StageConfig,
     "token_dropout": TokenDropoutConfig,
 }  # fmt: skip
 

@@ -93,9 +93,8 @@ def _stage(whole: ModelConfig, index: int, count: int, begin: int, end: int) -> 
     if not any(layer.attention.position_scores for layer in layers):
         stage = replace(stage, position_table=None)
     if index > 0:
-        stage = replace(
-            stage, embedding=whole.hidden, embedding_norm=None, embedding_projection=False, projection_norm=None
-        )
+        stage = replace(stage, embedding=whole.hidden, embedding_norm=None, embedding_projection=False)
+        stage = replace(stage, projection_norm=None, convolution=None)
     if index + 1 < count:
         stage = replace(stage, final_norm=None, pooler=False)
     return stage
