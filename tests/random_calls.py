@@ -57,6 +57,10 @@ def valid(name: str, device: str) -> list[Any]:
         "add_bias_gate": [x, vector, "silu"],
         "quantise": [x, torch.ones(1, device=device)],
         "add_bias_input_layernorm": [x, vector, floats(6, 64), vector, vector, 1e-5, "rms", 1.0, "before_gamma", True],
+        "add_position_products": [
+            floats(2, 2, 5, 5), floats(2, 2, 5, 8), floats(2, 2, 5, 8), cu, columns, floats(2, 8, 32), floats(2, 8, 32),
+            torch.tensor([0, 1, 1, 3, 31], dtype=torch.int32, device=device),
+        ],
         "add_qkv_bias": [floats(6, 192), floats(192), cu, 5, 2],
         "argmax": [x],
         "attention": [floats(6, 192), cu, 4, 2, bias, columns, False],

@@ -35,15 +35,16 @@ struct PositionTensors {
     FTBERT_CHECK(rows.has_value() == (keys || queries), "position_rows: expected with tables, and with them alone");
     if (!rows) return;
     FTBERT_CHECK(rows->dim() == 1 && rows->size(0) % 2 == 1 && rows->scalar_type() == at::kInt &&
-                     rows->device() == like.device() && rows->is_contiguous(),
-                 "position_rows: expected Int [2*reach+1], got ", describe(*rows));
+                     rows->device() == like.device() && rows->is_contiguous() && has_data(*rows),
+                 "position_rows: expected contiguous Int [2*reach+1], got ", describe(*rows));
     const int64_t stride = (keys ? keys : queries)->size(-1);
     FTBERT_CHECK(stride % PositionProducts<float>::kStep == 0, "positions: expected a stride of whole steps, got ",
                  stride);
     same("position_keys", keys, like, {heads.count, heads.size, stride});
     same("position_queries", queries, like, {heads.count, heads.size, stride});
-    FTBERT_CHECK(rows->min().item<int>() >= 0 && rows->max().item<int>() < stride,
-                 "position_rows: expected rows of the tables");
+    FTBERT_CHECK(rows->min().item<int>() >= 0 && rows->max().item<int>() < stride &&
+                     (rows->numel() == 1 || rows->diff().min().item<int>() >= 0),
+                 "position_rows: expected rows of the tables, ascending");
   }
   template <class T>
   PositionProducts<T> of(const OptionalTensor& columns) const {
@@ -215,6 +216,7 @@ Tensor softmax_op(const Tensor& scores, const Tensor& cu, double scale, const Op
 Tensor position_products_op(const Tensor& scores, const Tensor& q, const Tensor& k, const Tensor& cu,
                             const OptionalTensor& columns, const OptionalTensor& position_keys,
                             const OptionalTensor& position_queries, const OptionalTensor& position_rows) {
+  rank("scores", scores, 4);
   elements("q", q, 4);
   const int64_t batch = q.size(0), heads = q.size(1), seq = q.size(2);
   same("k", k, q, q.sizes());
