@@ -125,8 +125,8 @@ def _told(device: torch.device, gpu: Gpu) -> str:
 
 
 def q8_0_is_fast(device: torch.device) -> bool:
-    """Whether products of few rows read q8_0 as it is. GPUs but Hopper make 16-bit weights of it at each of them."""
-    return device.type != "cuda" or bool(Gpu.of(device).warpgroups)
+    """Whether products of few rows read q8_0 as it is. Other GPUs make 16-bit weights of it at each of them."""
+    return device.type != "cuda" or "few_rows" in Gpu.of(device).kernels
 
 
 def check_range(outgrows_fp16: bool, dtype: Dtype) -> None:

@@ -62,7 +62,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def seem(capability: tuple[int, int], held: int = 0) -> None:
         own = 10 * capability[0] + capability[1]
-        seen = Gpu(held or own, 132, own, warpgroups=own == 90 and not held)
+        hopper, counts = own == 90 and not held, held or own
+        kernels = "wgmma_tile, few_rows" if hopper else "few_rows_lanes, mma_tile" if counts >= 80 else ""
+        seen = Gpu(counts, 132, own, warpgroups=hopper, kernels=kernels)
         monkeypatch.setattr(devices, "check_device", torch.device)
         monkeypatch.setattr(Gpu, "of", staticmethod(lambda device: seen))
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA Fake")
@@ -145,8 +147,9 @@ def test_a_held_gpu_computes_what_the_lesser_one_does(gpu: Any) -> None:
         check_dtype(GPU, FP8)
     check_dtype(GPU, torch.bfloat16)
     check_dtype(GPU, Q8_0)
-    assert not q8_0_is_fast(GPU) and stored_dtype(GPU, torch.bfloat16) == torch.bfloat16
+    assert q8_0_is_fast(GPU) and stored_dtype(GPU, torch.bfloat16) == torch.bfloat16
     gpu((9, 0), held=75)
+    assert not q8_0_is_fast(GPU)
     assert stored_dtype(GPU, torch.bfloat16) == torch.float32 and stored_dtype(GPU, torch.float16) == torch.float16
     gpu((12, 0), held=90)  # PTX for 9.0 has no warpgroup instructions
     with pytest.raises(ValueError, match=r"NVIDIA Fake of 12\.0 \(held to 9\.0\), computes in fp16, bf16 or fp32"):

@@ -345,6 +345,7 @@ def test_what_is_no_tensor_is_named(place: Place) -> None:
 @pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16, torch.float64], ids=str)
 def test_the_dtype_that_the_weights_are_stored_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: torch.dtype) -> None:
     from ftbert import devices
+    from ftbert.gpus import Gpu
 
     make_bert().to(stored).save_pretrained(tmp_path / "theirs")
     for speed in (0.5, 1.05, 1.2):
@@ -355,7 +356,10 @@ def test_the_dtype_that_the_weights_are_stored_in(tmp_path: Path, monkeypatch: p
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
                 assert ftbert.load(source, dtype="auto").dtype == want
-    on_gpu = devices.stored_dtype(torch.device("cuda", 0), stored)
-    assert on_gpu == (torch.float32 if stored == torch.float64 else stored)
+    for capability, lost in ((90, torch.float64), (80, torch.float64), (75, torch.bfloat16)):
+        gpu = Gpu(capability, 40, capability)
+        monkeypatch.setattr(Gpu, "of", lambda device, gpu=gpu: gpu)
+        on_gpu = devices.stored_dtype(torch.device("cuda", 0), stored)
+        assert on_gpu == (torch.float32 if stored in (torch.float64, lost) else stored)
     with pytest.raises(ValueError, match="expected fp32, fp16, bf16, fp8, int8 or q8_0"):
         ftbert.load(tmp_path / "theirs", dtype="int4")
