@@ -174,9 +174,9 @@ run: build models  ## the real thing: fetch MiniLM-L6, convert, embed a text fil
 fetches: models $(ONNX) $(CLIENTS)/.installed $(if $(shell command -v nvcc),$(MODELS)/.cublas)
 
 test: | $(PYTHON)  ## everything that CI runs
-	@mkdir -p build; $(MAKE) fetches > build/fetches.log 2>&1 & fetches=$$! ray= lint=; \
-	trap 'kill $$fetches $$ray $$lint 2>/dev/null || true' EXIT; \
-	$(MAKE) $(DEPS); $(MAKE) $(RAY)/.installed > build/ray.log 2>&1 & ray=$$!; \
+	@mkdir -p build; fetches= ray= lint=; trap 'kill $$fetches $$ray $$lint 2>/dev/null || true' EXIT; \
+	$(MAKE) $(DEPS); $(MAKE) fetches > build/fetches.log 2>&1 & fetches=$$!; \
+	$(MAKE) $(RAY)/.installed > build/ray.log 2>&1 & ray=$$!; \
 	$(MAKE) lint > build/lint.log 2>&1 & lint=$$!; \
 	$(MAKE) test-build core-test; \
 	wait $$fetches && wait $$ray && wait $$lint && failed= || failed=1; \
