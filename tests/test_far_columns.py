@@ -85,8 +85,8 @@ def test_a_relative_bias_without_positions(place: Place, path: str) -> None:
     span = 9
     heads = checkpoint.config.encoder.layers[0].attention.heads
     short_config, long_config = (
-        replace(checkpoint.config.encoder, positions=PositionConfig("none", 64), relative_bias=RelativeBiasConfig(some, heads))
-        for some in (span, 300)
+        replace(checkpoint.config.encoder, positions=PositionConfig("none", most), relative_bias=RelativeBiasConfig(some, heads))
+        for some, most in ((span, 64), (300, 200))
     )
     shapes = short_config.weight_shapes()
     generator = torch.Generator().manual_seed(0)

@@ -249,7 +249,7 @@ def test_what_cannot_be_used_is_not_fetched(hub: Hub, files: list[str], message:
         ({"model_type": "xlnet"}, "someone/model: model type 'xlnet' is not supported: its attention scores"),
         ({"is_decoder": True}, "someone/model: this checkpoint is a decoder"),
         ({"hidden_act": "mish"}, "(?s)someone/model: .*unknown activation 'mish'"),
-        ({"auto_map": {"AutoModel": "other/code--bert_layers.BertModel"}}, "someone/model: auto_map names bert_layers.BertModel"),
+        ({"auto_map": {"AutoModel": "other/code--modeling_other.BertModel"}}, "someone/model: auto_map names modeling_other.BertModel"),
     ],
 )
 def test_config_json_decides_before_the_weights_are_fetched(hub: Hub, entries: dict[str, Any], message: str) -> None:

@@ -93,7 +93,7 @@ STRAYS = {
     "ids": r"than rank 0: input_ids: Long \[2, 30\] on c\w+, contents (\w+), where .*\[2, 30\] on c\w+, contents (?!\1)\w+\.",
     "mask": r"than rank 0: attention_mask: Long \[2, 30\] on c\w+, contents \w+, where rank 0 has attention_mask: none\.",
     "type": r"input_ids: Int \[2, 30\]", "model": r"model: the 2\. of .*, where rank 0 has model: the 1\.",
-    "want": "want: hidden_states, pooled, where rank 0 has want: tokens, pooled", "packed": r"cu_seqlens: Int \[3\]",
+    "want": "want: hidden_states, pooled, tokens, where rank 0 has want: tokens, pooled", "packed": r"cu_seqlens: Int \[3\]",
     "wrong": r"input_ids: Long \[2\]", "prompt": r"next tokens: Long \[\d+\] on c\w+, contents",
 }  # fmt: skip
 

@@ -16,6 +16,7 @@ from conftest import make_bert
 import ftbert
 from ftbert import cli, devices
 from ftbert._library import build_info, load_library
+from ftbert.gpus import Gpu
 
 load_library()
 
@@ -108,6 +109,7 @@ def test_what_is_not_chosen_by_speed_is_not_measured(monkeypatch: pytest.MonkeyP
         model = ftbert.load(make_bert().to(stored), dtype="auto")
         assert model.dtype == torch.float32 and "products_speed" not in model.info()
     assert ftbert.load(make_bert().to(BF16)).dtype == torch.float32
+    monkeypatch.setattr(Gpu, "of", lambda device: Gpu(80, 108, 80))
     assert devices.stored_dtype(torch.device("cuda", 0), BF16) == BF16
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
     assert ftbert.load(make_bert().to(BF16), dtype="auto").dtype == torch.float32
