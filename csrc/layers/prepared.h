@@ -4,6 +4,7 @@
 #pragma once
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "core/context.h"
 #include "layers/buffers.h"
@@ -21,15 +22,12 @@ template <class Device, class T>
 Weights<T> with_position_products(const Context<Device>& context, const ModelConfig& config, Weights<T> weights,
                                   const AllocateFloats& allocate);
 
-// Up to how many tokens norms are deferred by moments, from which on norm kernels are faster. $FTBERT_DEFERRED_NORM:
-// "off" (0), "on", or another number; Error for other words. Of a build with CUDA.
-int64_t most_deferred_tokens();
-
-// Up to how many tokens of a call the norms of a model are deferred; 0: never.
+// Up to how many tokens of a call the norms of a model are deferred; 0: never. $FTBERT_DEFERRED_NORM, read when a model
+// is prepared: "off" (0), "on", or another number; Error for other words.
 struct DeferralLimits {
   int64_t by_reader = 0;   // with a cache: where each layer has norms before its blocks alone
   int64_t by_moments = 0;  // where each has LayerNorms with a beta behind its sums, or norms before its blocks
-  bool asked_for = false;  // by $FTBERT_DEFERRED_NORM: whether it pays is not asked
+  std::vector<bool> pays;  // by moments, by gemm_rows; empty: $FTBERT_DEFERRED_NORM asks for it, paying or not
   std::string refusal = "only 16-bit elements on a GPU";  // why there are none by moments
 };
 

@@ -1,6 +1,8 @@
 // Which models and calls have norms that products do, and the vectors for them.
 #include <algorithm>
+#include <array>
 #include <cstdlib>
+#include <optional>
 #include <string_view>
 
 #include "core/check.h"
@@ -13,10 +15,16 @@
 
 namespace ftbert {
 
-int64_t most_deferred_tokens() {
+namespace {
+
+constexpr int64_t kMostDeferred = 1024;
+
+// By $FTBERT_DEFERRED_NORM; none: it is not set.
+std::optional<int64_t> asked_deferred_tokens() {
   const char* value = std::getenv("FTBERT_DEFERRED_NORM");
-  if (!value || std::string_view(value) == "on") return 1024;
+  if (!value) return {};
   const std::string_view words = value;
+  if (words == "on") return kMostDeferred;
   if (words == "off") return 0;
   FTBERT_CHECK(!words.empty() && words.size() < 10 && words.find_first_not_of("0123456789") == words.npos,
                "FTBERT_DEFERRED_NORM is \"", words,
@@ -24,7 +32,8 @@ int64_t most_deferred_tokens() {
   return std::atoll(value);
 }
 
-namespace {
+// Up to how many tokens norms are deferred by moments, from which on norm kernels are faster.
+int64_t most_deferred_tokens() { return asked_deferred_tokens().value_or(kMostDeferred); }
 
 // Why the norms of a layer cannot be deferred, or "". first: it is the model's first.
 template <class T>
@@ -148,25 +157,40 @@ void set_vectors(const Context<Cuda>& context, Weights<T>& weights, const Alloca
   }
 }
 
+// Of a layer whose norms are deferred by moments: qkv, out, up, down.
+template <class T>
+std::array<Product, 4> deferring_products(const Layer<T>& layer, int64_t rows) {
+  const After after = layer.config.norm_place == NormPlace::pre ? After::moments_beside : After::moments;
+  const FeedForwardConfig& ffn = layer.config.ffn;
+  const Gate gate = ffn.gated ? Gate::pairs : Gate::none;
+  const Epilogue ahead{.bias = true, .residual = true, .after = after};
+  std::array products{product_of(layer.qkv, rows, {.bias = true}), product_of(layer.out, rows, ahead),
+                      product_of(layer.up, rows, {.bias = true, .activation = ffn.activation, .gate = gate}),
+                      product_of(layer.down, rows, ahead)};
+  products[0].before = products[2].before = Before::norm_by_moments;
+  return products;
+}
+
 template <class T>
 bool by_moments(const Context<Cuda>& context, const DeferralLimits& limits, const Weights<T>& weights, int64_t tokens) {
   if (tokens == 0 || tokens > limits.by_moments) return false;
-  const Layer<T>& layer = weights.layers.front();
   const int64_t rows = gemm_rows(context, tokens);
-  const After after = layer.config.norm_place == NormPlace::pre ? After::moments_beside : After::moments;
-  const FeedForwardConfig& ffn = layer.config.ffn;
-  const Linear<T>* const linears[] = {&layer.qkv, &layer.out, &layer.up, &layer.down};
-  const Gate gate = ffn.gated ? Gate::pairs : Gate::none;
-  const Epilogue ahead{.bias = true, .residual = true, .after = after};
-  const Epilogue epilogues[] = {
-      {.bias = true}, ahead, {.bias = true, .activation = ffn.activation, .gate = gate}, ahead};
-  Product products[4];
-  for (int i = 0; i < 4; ++i) {
-    products[i] = product_of(*linears[i], rows, epilogues[i]);
-    if (!epilogues[i].residual) products[i].before = Before::norm_by_moments;
-    if (!is_one_kernel(context, *linears[i], products[i])) return false;
+  if (!limits.pays.empty() && !limits.pays[rows]) return false;
+  const Layer<T>& layer = weights.layers.front();
+  const auto [qkv, out, up, down] = deferring_products(layer, rows);
+  return is_one_kernel(context, layer.qkv, qkv) && is_one_kernel(context, layer.out, out) &&
+         is_one_kernel(context, layer.up, up) && is_one_kernel(context, layer.down, down);
+}
+
+// For each number of rows that calls of up to `tokens` tokens have: whether deferring is guessed to pay.
+template <class T>
+std::vector<bool> deferring_pays_by_rows(const Context<Cuda>& context, const Layer<T>& layer, int64_t tokens) {
+  std::vector<bool> pays(gemm_rows(context, tokens) + 1);
+  for (int64_t most = 1; most <= tokens; most = gemm_rows(context, most) + 1) {
+    const int64_t rows = gemm_rows(context, most);
+    pays[rows] = deferring_pays(context, deferring_products(layer, rows));
   }
-  return limits.asked_for || deferring_pays(context, products);
+  return pays;
 }
 
 }  // namespace
@@ -181,7 +205,8 @@ DeferralLimits prepare(const Context<Cuda>& context, const ModelConfig& config, 
     limits.refusal = refusal(context, config, weights, path);
     if (!limits.refusal.empty()) return limits;
     limits.by_moments = most_deferred_tokens();
-    limits.asked_for = std::getenv("FTBERT_DEFERRED_NORM") != nullptr;
+    if (!asked_deferred_tokens())
+      limits.pays = deferring_pays_by_rows(context, weights.layers.front(), limits.by_moments);
     set_vectors(context, weights, allocate);
   }
   return limits;
