@@ -23,6 +23,8 @@ if (_worker := os.environ.get("PYTEST_XDIST_WORKER")) and (_count := torch.cuda.
 
 load_test_ops()  # before modules ask for their names
 
+torch.backends.cudnn.allow_tf32 = False  # references convolve in float32, as they multiply: torch's default rounds these alone
+
 VOCAB_WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *[chr(c) for c in range(97, 123)]]
 VOCAB_WORDS += ["##" + chr(c) for c in range(97, 123)] + [f"word{i}" for i in range(40)] + list("0123456789.,!?")
 

@@ -13,6 +13,7 @@ import torch
 from calls import packed, profiled
 from compare import assert_close
 from conftest import gpu_memory_left, have_gpu, make_bert
+from families import FAMILIES, SIZES, make_batch, make_model
 
 import ftbert
 from ftbert.tuning import Bench, Product
@@ -221,6 +222,21 @@ def test_other_device(model: ftbert.Model) -> None:
     out = other.forward_packed(ids.to("cuda:1"), cu.to("cuda:1"), longest)
     assert torch.cuda.current_device() == 0
     assert torch.equal(out.cpu(), model.forward_packed(ids, cu, longest).cpu())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_load_beside_a_busy_current_device(family: str) -> None:
+    """What load computes is launched on the model's GPU: on the current one it would come late here, and unnoticed."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    reference = make_model(family, "encoder", SIZES[-1])
+    batch = make_batch(reference, "encoder", "right")
+    results = []
+    for device in ("cuda:0", "cuda:1"):
+        torch.cuda._sleep(300_000_000)
+        fast = ftbert.load(reference, device, HALF)
+        results.append(fast(**{name: value.to(device) for name, value in batch.items()}).last_hidden_state.cpu())
+    assert torch.cuda.current_device() == 0 and torch.equal(*results)
 
 
 def test_launch_failure_names_kernel_file_and_line(model: ftbert.Model) -> None:

@@ -36,7 +36,7 @@ def rows_of(buckets: list[int], span: int) -> torch.Tensor:
 @pytest.mark.parametrize("span", [256, 5, 40])
 def test_attention_with_positions(place: Place, span: int, gaps: bool, terms: str) -> None:
     """Plain distances, and buckets whose rows are as far apart as those of v3."""
-    heads, size, lengths = 2, 16, [1, 0, 129, 600, 7, 33]
+    heads, size, lengths = 2, 32, [1, 0, 129, 600, 7, 33]
     rows = rows_of(log_buckets(256, 512) if span == 256 else list(range(span + 1)), span).to(place.device)
     stride = -(-2 * span // 32) * 32
     generator = torch.Generator().manual_seed(span)

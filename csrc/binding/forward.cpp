@@ -1,7 +1,6 @@
 #include "binding/forward.h"
 
 #include <ATen/ops/empty.h>
-#include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
 #include <set>
@@ -32,7 +31,7 @@ class ForwardOf : public Forward {
  public:
   ForwardOf(const ModelConfig& config, Weights<T> weights, at::Device device, std::optional<AttentionPath> attention)
       : device_(device),
-        encoder_(CallContext<Device>(device).context, config, std::move(weights), attention,
+        encoder_(CallContext<Device>(device).for_products(), config, std::move(weights), attention,
                  [&](int64_t floats) {
                    kept_.push_back(at::empty({floats}, options(at::kFloat)));
                    return data<float>(kept_.back());
@@ -43,10 +42,9 @@ class ForwardOf : public Forward {
   }
 
   std::vector<at::Tensor> run(const Call& call, const std::vector<Want>& wants) const override {
-    const c10::DeviceGuard guard(device_);
+    CallContext<Device> on(device_);
     std::optional<StreamOrder::Use> use;
     if (!call.caches.empty()) use.emplace(call.caches.front()->order);
-    CallContext<Device> on(device_);
     on.context.communicator = communicator_.get();
     const std::unique_lock<std::mutex> alone = communicator_ ? communicator_->alone() : std::unique_lock<std::mutex>();
     return alike(

@@ -1,6 +1,5 @@
 // What the ops of single kernels share: checks of their arguments, and the way to a device and an element type.
 #pragma once
-#include <c10/core/DeviceGuard.h>
 
 #include <limits>
 #include <optional>
@@ -76,7 +75,6 @@ FTBERT_VISIBLE Operand scaled_e4m3(const char* name, const OptionalTensor& out, 
 // f(Backend<Device, T>{}, the call's CallContext<Device>), T the element type of that DType
 template <class F>
 void run(const at::Device& device, DType dtype, F&& f) {
-  const c10::DeviceGuard guard(device);
   dispatch(device_kind(device), dtype, [&]<class Device, class T>(Backend<Device, T> backend) {
     CallContext<Device> call(device);
     f(backend, call);

@@ -1,7 +1,6 @@
 // What a sum over ranks takes, for people who decide how to share a model.
 #pragma once
 #include <ATen/ops/zeros.h>
-#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <chrono>
@@ -19,7 +18,6 @@ namespace ftbert::binding {
 template <class Device, class T>
 double seconds_of_sum(const at::Device& device, Communicator<Device>& ranks, int64_t rows, int64_t cols) {
   constexpr int kTimes = 64;
-  const c10::DeviceGuard guard(device);
   CallContext<Device> on(device);
   const auto options = at::TensorOptions().device(device).dtype(scalar_type_of(kDType<T>));
   const at::Tensor x = at::zeros({rows, cols}, options), gamma = at::zeros({cols}, options);

@@ -3,6 +3,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "binding/stream_handle.h"
@@ -90,7 +91,9 @@ T* data(const std::optional<at::Tensor>& tensor) {
   return tensor ? data<T>(*tensor) : nullptr;
 }
 
-// One call's context. The CUDA stream is the caller's current one.
+// One call's context. The CUDA stream is the caller's current one; a GPU is the thread's current device while this
+// lives: the default stream is another of each, and what is launched on it goes to the current device, without an
+// error.
 template <class Device>
 struct CallContext;
 
@@ -107,7 +110,8 @@ struct CallContext<Cpu> {
 template <>
 struct CallContext<Cuda> {
   explicit CallContext(const at::Device& device)
-      : context(
+      : current(device),
+        context(
             cuda_context(device.index(), native_handle(c10::impl::VirtualGuardImpl(device.type()).getStream(device)))) {
     context.plans = product_plans(context.device);
     context.gemm_workspace_bytes = gemm_workspace_bytes(context.device);
@@ -130,6 +134,7 @@ struct CallContext<Cuda> {
     const at::Device device(at::kCUDA, static_cast<at::DeviceIndex>(context.device));
     return at::empty({static_cast<int64_t>(count)}, at::device(device).dtype(at::kByte));
   }
+  const c10::DeviceGuard current;
   at::Tensor workspace, scratch;
   Context<Cuda> context;
 };

@@ -6,7 +6,6 @@
 #include <string_view>
 
 #include "core/check.h"
-#include "core/cuda_owners.h"
 #include "core/dispatch.h"
 #include "gemm/gemm.h"
 #include "gemm/gpu/deferred_norm.h"
@@ -121,7 +120,6 @@ int64_t most_by_reader(const Context<Cuda>& context, const ModelConfig& config, 
 // The vectors of all products.
 template <class T>
 void set_vectors(const Context<Cuda>& context, Weights<T>& weights, const AllocateFloats& allocate) {
-  const DeviceGuard guard(context.device);
   const bool keep_sum = weights.layers.front().config.norm_place == NormPlace::pre;
   // left: by the sum on which a norm is pending; beta: of that norm.
   const auto correction = [&](const Linear<T>& linear, const SumVectors& left, const T* beta) {

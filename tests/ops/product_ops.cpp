@@ -127,7 +127,6 @@ void run_variant(const std::string& kernel, const std::string& variant, const Te
                  const ProductData& data) {
   const OwnChoice own = find_own(kernel, variant);
   FTBERT_CHECK(own, "there is no product ", kernel, " ", variant);
-  const c10::DeviceGuard guard(a.device());
   CallContext<Cuda> call(a.device());
   Context<Cuda>& context = call.for_products();
   context.overlap = false;

@@ -2,7 +2,6 @@
 // path scores += q . keys[:, row] + k . queries[:, row].
 #include <algorithm>
 
-#include "core/cuda_owners.h"
 #include "core/dispatch.h"
 #include "device/launch.cuh"
 #include "device/vector.cuh"
@@ -78,7 +77,6 @@ unsigned blocks_for(const Context<Cuda>& context, int64_t pieces) {
 template <class Device, class T>
 void position_table(Context<Device>& context, const Heads& heads, const T* x, int64_t x_stride, const T* bias,
                     int64_t rows, int64_t stride, T* out) {
-  const DeviceGuard guard(context.device);
   const int64_t count = heads.width() * stride;
   launch_kernel(context, "kernel position_table", position_table_kernel<native_t<T>>,
                 blocks_for(context, (count + kThreads - 1) / kThreads), kThreads, native(x), x_stride, native(bias),
@@ -87,7 +85,6 @@ void position_table(Context<Device>& context, const Heads& heads, const T* x, in
 
 template <>
 void position_rows<Cuda>(Context<Cuda>& context, const int32_t* buckets, int64_t reach, int64_t span, int32_t* out) {
-  const DeviceGuard guard(context.device);
   for (int64_t first = 0; first <= reach; first += kBuckets) {
     const int64_t count = std::min<int64_t>(kBuckets, reach + 1 - first);
     Buckets some{};

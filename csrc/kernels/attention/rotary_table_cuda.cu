@@ -1,7 +1,6 @@
 // amplitude * (cosine, sine) of position * frequency, [positions, pairs, 2].
 #include <algorithm>
 
-#include "core/cuda_owners.h"
 #include "device/launch.cuh"
 #include "kernels/kernels.h"
 
@@ -33,7 +32,6 @@ __global__ void __launch_bounds__(kThreads) rotary_table_kernel(Frequencies freq
 template <>
 void rotary_table<Cuda>(Context<Cuda>& context, const double* frequencies, int64_t pairs, double amplitude,
                         int64_t positions, float* table) {
-  const DeviceGuard guard(context.device);
   for (int64_t first = 0; first < pairs; first += kFrequencies) {
     const int64_t count = std::min<int64_t>(kFrequencies, pairs - first);
     Frequencies some{};
