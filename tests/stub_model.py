@@ -76,7 +76,7 @@ class Mirror:
         from conftest import make_bert
 
         self.hf = make_bert(max_position_embeddings=512)
-        self.config = SimpleNamespace(hidden=64, max_seq=512, vocab=120)
+        self.config = SimpleNamespace(hidden=64, max_seq=512, vocab=120, layers=())
         self.device, self.dtype, self.folder, self.spoil = torch.device("cpu"), dtype, None, spoil
         self.replicas = (self,)
 

@@ -7,10 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import Place
+from families import make_model
 from stub_model import Mirror
 from tokenizers_offline import sentence_folder
 
+import ftbert
 from ftbert.evaluation import bench, check
+from ftbert.evaluation.gates import GATES, least_cosine
+from ftbert.padded_batches import padded
 
 
 def add_at_one_token(amount: float) -> Any:
@@ -58,6 +63,31 @@ def test_half_precision_is_held_against_transformers_in_half() -> None:
     assert not check(Mirror(add_at_one_token(1.0), torch.bfloat16)).passed
 
 
+def test_cosines_are_held_against_transformers_too(place: Place) -> None:
+    """A random UMT5 loses more to bfloat16 than the usual cosine allows, in transformers as here."""
+    dtype = torch.bfloat16 if place.device == "cpu" else place.dtype
+    result = check(ftbert.load(make_model("umt5", "encoder", 0), device=place.device, dtype=dtype))
+    assert result.passed, str(result)
+    assert dtype != torch.bfloat16 or all(mask.min_cosine_allowed < 0.999 for mask in result.masks)
+    gate = GATES[torch.bfloat16]
+    assert least_cosine(gate, 0.999, 0.9995) == least_cosine(gate, 0.999, float("nan")) == 0.999
+    assert least_cosine(gate, 0.999, 0.99) == pytest.approx(1 - 1.5625 * 0.01)
+    assert least_cosine(GATES[torch.float32], 0.999, 0.5) == 0.999
+
+
+@pytest.mark.parametrize("family", ["modernbert", "modernbert-decoder", "mistral", "gemma3_text"])
+def test_windows_are_of_kept_tokens(device: str, family: str) -> None:
+    """As in transformers' flash attention: its other attention is compared where no mask has holes."""
+    model = ftbert.load(make_model(family, "encoder", 0), device=device)
+    result = check(model)
+    assert result.passed, str(result)
+    ids, mask = padded([torch.arange(5, 45) % model.config.vocab], "holes", 0, torch.device("cpu"))
+    with torch.inference_mode():
+        theirs = model.reference()(input_ids=ids, attention_mask=mask).last_hidden_state
+        ours = model(ids.to(device), mask.to(device)).last_hidden_state.cpu()
+    assert (theirs - ours)[mask.bool()].abs().max() > 0.1
+
+
 def test_no_texts() -> None:
     with pytest.raises(ValueError, match="texts is empty"):
         check(Mirror(), texts=[])
@@ -81,7 +111,6 @@ def test_bench_measures_and_refuses_wrong_outputs() -> None:
 def test_texts_are_compared_end_to_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, converted: bool, lower: bool
 ) -> None:
-    import ftbert
     from ftbert.converters.from_huggingface import convert
     from ftbert.text import tokenizer_of
 
@@ -109,7 +138,6 @@ def test_texts_are_compared_end_to_end(
 
 
 def test_a_peer_that_refuses_the_texts_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import ftbert
     from ftbert.evaluation import text_parity as check_texts
 
     def refuse(*_: Any) -> None:
@@ -124,8 +152,6 @@ def test_a_peer_that_refuses_the_texts_is_a_row(tmp_path: Path, monkeypatch: pyt
 def test_a_text_without_a_token(tmp_path: Path) -> None:
     """As of decoders, whose tokenizers add none: its vector is 0 on both sides."""
     import json
-
-    import ftbert
 
     folder = sentence_folder(tmp_path / "a")
     path = folder / "tokenizer.json"

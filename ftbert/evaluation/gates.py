@@ -16,10 +16,11 @@ class Gate:
     """Everything is measured from transformers in float32. None: the number is shown, and nothing is asked of it.
 
     max_abs_diff: of a valid token's hidden state, by the kind of device. error_ratio: the same, as a multiple of the
-    error of transformers' own model in that type. mean_cosine, min_cosine: of tokens, or with by_text of texts'
-    vectors; by_text also shows the errors layer by layer and compares what heads decide. unusual: the mean and the
-    least cosine of random ids, and of masks that move positions. agreement: the share of heads' decisions that must be
-    the same. bench_error: of all hidden states together, as a share of their size.
+    error of transformers' own model in that type; cosines may then be lower than min_cosine by that measure too
+    (`least_cosine`). mean_cosine, min_cosine: of tokens, or with by_text of texts' vectors; by_text also shows the
+    errors layer by layer and compares what heads decide. unusual: the mean and the least cosine of random ids, and of
+    masks that move positions. agreement: the share of heads' decisions that must be the same. bench_error: of all
+    hidden states together, as a share of their size.
     """
 
     min_cosine: float
@@ -53,6 +54,15 @@ GATES = {
 def cosines_allowed(gate: Gate, usual: bool) -> tuple[float | None, float]:
     """The mean and the least."""
     return (gate.mean_cosine, gate.min_cosine) if usual or gate.unusual is None else gate.unusual
+
+
+def least_cosine(gate: Gate, usual: float, theirs: float) -> float:
+    """usual: the least cosine of models that the type fits. theirs: that of transformers' own model in the type, which
+    counts where it is lower: 1 - cosine grows with the square of the error. NaN, of numbers beyond the type, excuses
+    nothing."""
+    if gate.error_ratio is None or not theirs < usual:
+        return usual
+    return min(usual, 1 - gate.error_ratio**2 * (1 - theirs))
 
 
 def within(value: float, most: float | None) -> bool:

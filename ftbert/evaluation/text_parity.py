@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ftbert.evaluation.gates import Gate, within
+from ftbert.evaluation.gates import Gate, least_cosine, within
 from ftbert.input_file import read_json_object
 from ftbert.model import Model
 from ftbert.own_classes import in_transformers_words
@@ -91,12 +91,12 @@ def table_head(result: Any) -> str:
 def table_row(name: str, count: int, result: Any) -> str:
     """A line of the table that `ftbert check` prints, of a TextResult or a MaskResult."""
     allowed = "-" if result.max_abs_diff_allowed is None else f"{result.max_abs_diff_allowed:.2e}"
-    mean = ""
+    mean, least = "", f"{result.min_cosine_allowed:.5f}".rstrip("0")
     if result.mean_cosine_allowed is not None:
         mean = f"{result.mean_cosine:>13.7f}{result.mean_cosine_allowed:>9}"
     return (
         f"{name:<8}{count:>8}{result.max_abs_diff:>15.2e}{allowed:>11}{mean}"
-        f"{result.min_cosine:>13.7f}{result.min_cosine_allowed:>9}  {'ok' if result.passed else 'FAILED'}"
+        f"{result.min_cosine:>13.7f}{least:>9}  {'ok' if result.passed else 'FAILED'}"
     )
 
 
@@ -106,9 +106,11 @@ def lowest_of(texts: Sequence[str], cosines: Sequence[float]) -> tuple[LowText, 
     return tuple(LowText(text[:_SHOWN], cosine) for text, cosine in ordered[:_LOWEST])
 
 
-def compare_texts(model: Model, reference: Any, texts: Sequence[str], gate: Gate) -> TextResult | None:
+def compare_texts(
+    model: Model, reference: Any, texts: Sequence[str], gate: Gate, rounded: Any = None
+) -> TextResult | None:
     """None for a model without a tokenizer, or one that encode is not for. reference: its transformers encoder in
-    float32, on its device."""
+    float32, on its device; rounded: the same in the dtype of `model`, where the gate asks for its error."""
     try:
         tokenizer = tokenizer_of(model)
         how = text_options(model, normalize=None)
@@ -133,7 +135,11 @@ def compare_texts(model: Model, reference: Any, texts: Sequence[str], gate: Gate
     largest, least, mean = float(differences.max()), float(judged.min()), float(judged.mean())
     # Vectors of length 1 have entries far below 1: in less than 32 bits their direction is what counts.
     allowed = None if gate.max_abs_diff is None else gate.max_abs_diff[model.device.type]
-    near = least >= gate.min_cosine and (gate.mean_cosine is None or mean >= gate.mean_cosine)  # False for NaN as well
+    least_allowed = gate.min_cosine
+    if rounded is not None and least < least_allowed:
+        theirs = _unit(np.stack([_vector(model, rounded, ids, how) for ids in wanted_ids])).astype(np.float64)
+        least_allowed = least_cosine(gate, least_allowed, float((theirs * wanted).sum(axis=1)[got.any(axis=1)].min()))
+    near = least >= least_allowed and (gate.mean_cosine is None or mean >= gate.mean_cosine)  # False for NaN as well
     near = near and (gate.unusual is None or bool(cosines.min() >= gate.unusual[1]))
     worst = listed[int(np.argmax(np.where(np.isnan(differences), np.inf, differences) + 10 * np.array(different)))]
     return TextResult(
@@ -145,7 +151,7 @@ def compare_texts(model: Model, reference: Any, texts: Sequence[str], gate: Gate
         mean_cosine=mean,
         mean_cosine_allowed=gate.mean_cosine,
         min_cosine=least,
-        min_cosine_allowed=gate.min_cosine,
+        min_cosine_allowed=least_allowed,
         worst=worst[:_SHOWN],
         passed=not any(different) and within(largest, allowed) and near,
         lowest=lowest_of(texts, judged.tolist()) if gate.by_text else (),
