@@ -5,13 +5,15 @@
 FILE: .txt with a text a line, or STS-B's .csv (both sentences of every line). All get the texts in the same order and
 sort them as they like; they take turns, and their vectors are compared before they are timed: who differs from
 sentence-transformers, or raises, is a row that says so, and the exit status is 1. On a GPU the share of the time is
-given in which at least one kernel runs.
+given in which at least one kernel runs. Of a model2vec folder the package model2vec is a peer too, with which the
+others are compared: sentence-transformers counts unknown tokens.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import json
 import math
 import statistics
 import sys
@@ -34,6 +36,7 @@ from ftbert.evaluation import sequences_of  # noqa: E402
 Encode = Callable[[list[str]], np.ndarray]
 PEERS = {f"sentence-transformers, batch_size={size}": size for size in (32, 256)}
 REFERENCE = next(iter(PEERS))  # its default; with its vectors the others' are compared
+MODEL2VEC = "model2vec"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,11 +61,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     model = ftbert.load(options.model, device=device, dtype=options.dtype)
     contestants: dict[str, Encode] = {"ftbert": lambda some: model.encode(some, show_progress_bar=False)}
     contestants |= {name: peer(options, batch_size) for name, batch_size in PEERS.items()}
+    if is_model2vec(options.model):
+        contestants[MODEL2VEC] = model2vec(options.model)
     document: dict[str, Any] = {
         "provenance": facts, "texts": len(texts), "tokens": sum(map(len, sequences_of(model, texts))),
     }  # fmt: skip
     log(f"{document['texts']} texts, {document['tokens']} tokens")
-    rows = compared(contestants, texts[:200], 0.9999 if options.dtype == "fp32" else 0.99)
+    reference = MODEL2VEC if MODEL2VEC in contestants else REFERENCE
+    rows = compared(contestants, reference, texts[:200], 0.9999 if options.dtype == "fp32" else 0.99)
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(options.rounds):
         for name, encode in contestants.items():
@@ -89,17 +95,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(any("failed" in row for row in document["rows"]))
 
 
-def compared(contestants: dict[str, Encode], sample: list[str], least: float) -> dict[str, dict[str, Any]]:
-    """A row for each, with its least cosine to the first of sentence-transformers, which must be at least that."""
+def compared(
+    contestants: dict[str, Encode], reference: str, sample: list[str], least: float
+) -> dict[str, dict[str, Any]]:
+    """A row for each, with its least cosine to the reference, which must be at least that."""
     vectors = {name: attempt(partial(encode, sample)) for name, encode in contestants.items()}
-    want = vectors[REFERENCE]
+    want = vectors[reference]
     rows: dict[str, dict[str, Any]] = {}
     for name, got in vectors.items():
         words = next((words for words in (got, want) if isinstance(words, str)), None)
         cosine = math.nan if words else float((got * want).sum(1).min())
         rows[name] = {"name": name, "least_cosine": cosine}
         if not cosine >= least:
-            rows[name] = {"name": name, "failed": words or f"differs from {REFERENCE}: least cosine {cosine:.5f}"}
+            rows[name] = {"name": name, "failed": words or f"differs from {reference}: least cosine {cosine:.5f}"}
     return rows
 
 
@@ -111,7 +119,7 @@ def seconds_of(encode: Encode, texts: list[str]) -> float:
 
 def table(rows: list[dict[str, Any]]) -> str:
     best = min((row["seconds"] for row in rows if row["name"] != "ftbert" and "seconds" in row), default=math.nan)
-    lines = ["| | texts/s | tokens/s | against sentence-transformers |", "|---|---:|---:|---:|"]
+    lines = ["| | texts/s | tokens/s | against the fastest peer |", "|---|---:|---:|---:|"]
     for row in rows:
         if "failed" in row:
             lines.append(f"| {row['name']} | failed: {row['failed']} | | |")
@@ -140,6 +148,18 @@ def peer(options: argparse.Namespace, batch_size: int) -> Encode:
             texts, batch_size=batch_size, convert_to_tensor=True, normalize_embeddings=True, show_progress_bar=False
         ).float().cpu()
     )  # fmt: skip
+
+
+def is_model2vec(folder: Path) -> bool:
+    path = folder / "config.json"
+    return path.exists() and json.loads(path.read_text(encoding="utf-8")).get("model_type") == MODEL2VEC
+
+
+def model2vec(folder: Path) -> Encode:
+    from model2vec import StaticModel
+
+    model = StaticModel.from_pretrained(folder)
+    return lambda texts: np.asarray(model.encode(texts, normalize=True))
 
 
 def busy_share(encode: Encode, texts: list[str]) -> float:

@@ -20,6 +20,7 @@ from ftbert.converters.neobert import NEOBERT
 from ftbert.converters.refused import REFUSED
 from ftbert.converters.relative_bias import add_bias, bias_table
 from ftbert.converters.rotary_families import ROTARY
+from ftbert.converters.static_embedding import STATIC_EMBEDDING
 from ftbert.converters.t5_families import T5
 
 _LAYER = "encoder.layer.{i}."
@@ -233,7 +234,7 @@ _ALL = (
     ),
 )  # fmt: skip
 
-_FAMILIES = (*_ALL, *DEBERTA, *ROTARY, *T5, ESM, ALIBI, NEOBERT, *CLIP)
+_FAMILIES = (*_ALL, *DEBERTA, *ROTARY, *T5, ESM, ALIBI, NEOBERT, STATIC_EMBEDDING, *CLIP)
 FAMILIES: dict[str, Family] = {family.name: family for family in _FAMILIES}
 
 

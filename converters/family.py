@@ -127,6 +127,8 @@ class Family:
 
     def spelled(self, found: Container[str]) -> Family:
         """With the names that a file has, by those of its word table and its first layer."""
+        if not self.spellings:
+            return self
 
         def fitting(names: Names) -> int:
             other = replace(self, names=names)

@@ -20,6 +20,7 @@ from ftbert.converters.families import find_family
 from ftbert.converters.hub_name import HubName
 from ftbert.converters.huggingface import MERGE
 from ftbert.converters.own_code import read_config
+from ftbert.converters.static_embedding import static_config
 from ftbert.converters.text_files import LINEARS, MODULE_WEIGHTS, named_files
 from ftbert.text import TOKENIZER_FILES
 
@@ -99,7 +100,8 @@ def fetch(name: HubName, revision: str | None = None, token: str | None = None) 
         raise FileNotFoundError(f"{repository}: no config.json in this repository; it holds {', '.join(files[:20])}")
     small = small_files(files)
     folder = download(small)
-    _check_config(repository, transformer_folder(folder) / "config.json")
+    if static_config(folder) is None:
+        _check_config(repository, transformer_folder(folder) / "config.json")
     # The small ones again: the repository may have changed meanwhile, and what is there is not fetched twice.
     return download(list(dict.fromkeys(small + weight_files(repository, files, folder))))
 

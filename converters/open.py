@@ -31,6 +31,7 @@ from ftbert.converters.onnx_check import check_graph
 from ftbert.converters.onnx_int8 import with_int8
 from ftbert.converters.onnx_source import onnx_of, open_onnx
 from ftbert.converters.own_code import read_config
+from ftbert.converters.static_embedding import StaticTable, static_config, with_sizes
 
 
 def open_checkpoint(
@@ -72,6 +73,9 @@ def open_checkpoint(
     if is_gguf(folder) and folder.is_file():
         return _from_gguf(folder)
     home = transformer_folder(folder)
+    if (static := static_config(folder)) is not None:
+        table = StaticTable(open_weights(home, verify))
+        return _from_huggingface(with_sizes(static, table), table, folder, str(home))
     document, where = read_json_object(home / "config.json"), str(home / "config.json")
     if document.get("format") == FORMAT:
         return read_checkpoint(folder, document, open_weights(home, verify))
@@ -136,7 +140,7 @@ def find_folder(
         if "adapter_config.json" in list_folder(folder):
             raise ValueError(f"{folder}: a PEFT adapter (adapter_config.json), no whole model; {MERGE}")
         home = transformer_folder(folder)
-        if not exists(home / "config.json"):
+        if static_config(folder) is None and not exists(home / "config.json"):
             raise FileNotFoundError(f"{home}: no config.json in this folder")
         return folder
     name = None if there or isinstance(source, Path) else HubName.of(str(source), filename)

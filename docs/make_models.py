@@ -29,17 +29,20 @@ _TASKS = {
 
 _READ = (
     "HuggingFace's files are read as they are (safetensors, `.bin`, sharded, `model.fp16.safetensors`). The",
-    "tokenizer is AutoTokenizer's, or with a warning tokenizer.json itself where that gives other ids (RoFormer's",
-    "cuts words with the package `rjieba`, which no file holds: there the class counts). A",
-    "sentence-transformers folder's prompts, poolings, Dense modules and `truncate_dim` count as there, and so",
-    "do a CrossEncoder's settings, SpladePooling, MultiVectorMask and LogitScore; of a CLIPModel module texts",
-    "run. Other modules are refused by name, and so is a ColBERT's query that is made longer by tokens which no",
-    "other token attends to. A live model is compared with ftbert over a few tokens when it is loaded, an",
-    "`.onnx` file (extra `onnx`) over several masks, which takes 3 s for BERT base: a difference is refused.",
-    "`.gguf` files of llama.cpp are read with their tokenizer, quantized ones dequantised ([gguf.md](gguf.md)).",
-    "Files that `onnxruntime.quantization.quantize_dynamic` has written, as vector databases ship them, are",
-    'read too: their integers times their scales are the weights, and `dtype="int8"` multiplies by the',
-    "integers. `ftbert convert` makes a folder of a model that loads in 0.1 s, for ftbert alone",
+    "tokenizer is AutoTokenizer's, or with a warning tokenizer.json itself where that gives other ids",
+    "(RoFormer's cuts words with the package `rjieba`, which no file holds: there the class counts). A",
+    "sentence-transformers folder's prompts, poolings, Dense modules and `truncate_dim` count as there, and",
+    "so do a CrossEncoder's settings, SpladePooling, MultiVectorMask and LogitScore; of a CLIPModel module",
+    "texts run. A StaticEmbedding or a model2vec folder (embeddings with `mapping` and `weights`, int8 too)",
+    "is a model without layers, `static_embedding`; where config.json says model2vec, texts are read as",
+    "model2vec does: unknown tokens count for nothing, and sentence-transformers counts them. Other modules",
+    "are refused by name, and so is a ColBERT's query that is made longer by tokens which no other token",
+    "attends to. A live model is compared with ftbert over a few tokens when it is loaded, an `.onnx` file",
+    "(extra `onnx`) over several masks, which takes 3 s for BERT base: a difference is refused. `.gguf` files",
+    "of llama.cpp are read with their tokenizer, quantized ones dequantised ([gguf.md](gguf.md)). Files that",
+    "`onnxruntime.quantization.quantize_dynamic` has written, as vector databases ship them, are read too:",
+    'their integers times their scales are the weights, and `dtype="int8"` multiplies by the integers.',
+    "`ftbert convert` makes a folder of a model that loads in 0.1 s, for ftbert alone",
     "([install.md](install.md)). `revision=` and `token=` are those of the hub.",
 )
 
@@ -127,6 +130,7 @@ def render() -> str:
             ("norms of queries and keys", any(layer.attention.qk_norm for layer in layers)),
             ("gated", any(layer.ffn.gated for layer in layers)),
             ("no norm over the embeddings", config.embedding_norm is None and config.projection_norm is None),
+            ("no layers: a table of token vectors", not layers),
             ("task types, always 0", isinstance(table.names.get("embeddings.token_type"), Derived)),
         ]
         kinds = {norm.kind for layer in layers if (norm := layer.ffn_norm)}
@@ -134,7 +138,8 @@ def render() -> str:
         places = "/".join(sorted({layer.norm_place for layer in layers})) + "".join(between)
         places += ", RMS" if kinds == {"rms"} else ""
         positions = {"absolute": "column", "from_padding": "counted from the padding id"}
-        positions["none"] = "rotary" if any(layer.attention.rotary for layer in layers) else "by distance"
+        rotary = any(layer.attention.rotary for layer in layers)
+        positions["none"] = "rotary" if rotary else "by distance" if layers else "none"
         cells = [
             family, places, positions[config.positions.kind], "yes" if config.token_types else "no",
             "yes" if "pooler" in table.names else "no", "; ".join(text for text, there in besides if there),

@@ -11,6 +11,7 @@ from ftbert.input_file import exists, read_json_value
 MODULES = "modules.json"
 _OWN = "sentence_transformers."
 _TRANSFORMERS = ("Transformer", "MLMTransformer", "CLIPModel")
+STATIC = "StaticEmbedding"  # a table of token vectors in a transformer's place
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,9 @@ def read_modules(folder: Path) -> list[Module]:
 
 def transformer_folder(folder: Path) -> Path:
     """Where config.json, the weights and the tokenizer are: `folder`, or the one in it that modules.json gives to its
-    Transformer. ValueError as of `read_modules`."""
+    Transformer or StaticEmbedding. ValueError as of `read_modules`."""
     first = next(iter(read_modules(folder)), None)
-    return first.folder if first is not None and first.kind in _TRANSFORMERS else folder
+    return first.folder if first is not None and first.kind in (*_TRANSFORMERS, STATIC) else folder
 
 
 def _module(full: str, folder: Path) -> Module:

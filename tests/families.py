@@ -115,6 +115,7 @@ _SETTINGS: dict[str, list[dict[str, Any]]] = {
     ],
     "nomic_bert": [{}, {"head_dim": 10, "type_vocab_size": 1, "rope_parameters": _YARN}],
     "jina_embeddings_v3": [{}, {"type_vocab_size": 2, "rope_parameters": _LINEAR}],
+    "static_embedding": [{}, {}],
     "neobert": [{"hidden_act": "swiglu"}, {"hidden_act": "SwiGLU", "norm_eps": 1e-4}],
     "new": [{"type_vocab_size": 0}, {"type_vocab_size": 2, "rope_scaling": {"type": "ntk", "factor": 2.0}}],
     "eurobert": [
@@ -177,7 +178,9 @@ ROTARY = sorted(
     family
     for family, table in FAMILIES.items()
     if table.fixed.get("positions.kind") == "none" and not table.names.keys() & set(_BIASED)
+    and "layers" not in table.fixed
 )
+LAYERED = [family for family, table in FAMILIES.items() if "layers" not in table.fixed]
 # What families call the entries of _SIZES.
 _KEYS: dict[str, dict[str, str]] = {
     "distilbert": {

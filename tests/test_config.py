@@ -290,7 +290,7 @@ def flat(config: ModelConfig) -> dict[str, Any]:
 
 
 # With words that version 1 did not have.
-LATER = ("t5", "mt5", "umt5", "esm", "deberta", "deberta-v2", "alibi_bert", "clip_text_model", "siglip_text_model", "siglip2_text_model")
+LATER = ("t5", "mt5", "umt5", "esm", "deberta", "deberta-v2", "alibi_bert", "clip_text_model", "siglip_text_model", "siglip2_text_model", "static_embedding")
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in (*ROTARY, *LATER)])

@@ -16,10 +16,10 @@ import pytest
 import torch
 from compare import assert_close
 from conftest import Place, make_bert
-from families import make_batch, make_model, masks_of
+from families import LAYERED, make_batch, make_model, masks_of
 from language_models import FAMILIES as DECODERS
 from language_models import assert_same_decoders, made, run
-from ranks import FAMILIES, places_of, shared_model, task_of
+from ranks import places_of, shared_model, task_of
 
 import ftbert
 from ftbert import cli
@@ -59,7 +59,7 @@ def assert_same(got: Any, want: Any, place: Place, what: str = "") -> None:
         assert_close(got, want, atol=limit(place), rtol=limit(place), what=what)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", LAYERED)
 def test_every_family_and_mask(place: Place, family: str) -> None:
     """Of calls that are not cut the CPU makes the same bits."""
     reference = shared_model(family)

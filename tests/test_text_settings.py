@@ -91,7 +91,6 @@ T, P, N, D = ST + "Transformer", ST + "Pooling", ST + "Normalize", ST + "Dense"
             for kind in ("WordWeights", "CNN", "LSTM", "Router", "Asym", "WeightedLayerPooling")
         ],
         (modules(ST + "BoW"), f"module '{ST}BoW' is not supported"),
-        (modules(ST + "StaticEmbedding"), f"module '{ST}StaticEmbedding' is not supported"),
         (modules("custom_st.Transformer", P), "module 'custom_st.Transformer' is not supported"),
         (modules(T), "got Transformer"),
         (modules(T, D, P), "got Transformer, Dense, Pooling"),

@@ -66,12 +66,12 @@ from ftbert.own_classes import (
     own_class,
 )
 from ftbert.own_models import know_type
-from ftbert.sentence_modules import MODULES, Module, read_modules, transformer_folder
+from ftbert.sentence_modules import MODULES, STATIC, Module, read_modules, transformer_folder
 from ftbert.staging_folder import StagingFolder
 
 __all__ = [
-    "CAUSAL_LM", "DTYPES", "FORMAT", "MODULES", "ORIGIN", "OWN_CLASSES", "POOLED", "PROJECTION", "TEXT_EMBEDS",
-    "VERSION", "VOCABULARY", "WORD_TABLE",
+    "CAUSAL_LM", "DTYPES", "FORMAT", "MODULES", "ORIGIN", "OWN_CLASSES", "POOLED", "PROJECTION", "STATIC",
+    "TEXT_EMBEDS", "VERSION", "VOCABULARY", "WORD_TABLE",
     "AttentionConfig", "Checkpoint", "CheckpointConfig", "FeedForwardConfig", "HeadConfig",
     "LayerConfig", "Make", "ModelConfig", "Module", "NormConfig", "PositionConfig", "Projection",
     "RelativeBiasConfig", "RotaryConfig", "RowOrder", "Shape", "ShardConfig", "StageConfig", "StagingFolder",

@@ -21,7 +21,7 @@ from ftbert.sentence_modules import transformer_folder
 from ftbert.text import (
     OtherVectors,
     TextOptions,
-    TextSettings,
+    Tokenizer,
     dense_of,
     filling,
     load_tokenizer,
@@ -118,7 +118,7 @@ def compare_texts(
         return None
     listed = [*texts, *SETTLING_TEXTS]
     assert model.folder is not None  # else it has no tokenizer
-    wanted_ids = _ids(model.folder, tokenizer.settings, listed, how)
+    wanted_ids = _ids(model.folder, tokenizer, listed, how)
     got_ids = tokenizer.encode_batch(listed, how.prompt, how.max_length)
     different = [got.tolist() != want for got, want in zip(got_ids, wanted_ids, strict=True)]
     peer = "sentence-transformers"
@@ -158,12 +158,16 @@ def compare_texts(
     )
 
 
-def _ids(folder: Path, settings: TextSettings, texts: Sequence[str], how: TextOptions) -> list[list[int]]:
+def _ids(folder: Path, tokenizer: Tokenizer, texts: Sequence[str], how: TextOptions) -> list[list[int]]:
     """Of a fresh tokenizer, called as transformers documents it."""
     whole = [how.prompt + text for text in texts]
-    made = load_tokenizer(folder, settings)(whole, truncation=True, max_length=how.max_length)
+    if tokenizer.reading is not None:
+        whole = tokenizer.reading.cut(whole, how.max_length)
+    made = load_tokenizer(folder, tokenizer.settings)(whole, truncation=True, max_length=how.max_length)
     found: list[list[int]] = made["input_ids"]
-    return found
+    if tokenizer.reading is None:
+        return found
+    return [[one for one in row if one != tokenizer.reading.unknown] for row in found]
 
 
 def reads_texts(model: Model) -> bool:
@@ -189,6 +193,8 @@ def pooling_of(model: Model) -> str:
 def _by_sentence_transformers(model: Model, folder: Path, texts: list[str]) -> Any:
     """None where it is not installed, or the folder is not one that it reads, or not with the ids of tokenizer.json."""
     home = transformer_folder(folder)
+    if tokenizer_of(model).settings.static is not None:
+        return None  # model2vec reads texts otherwise, and has no file of settings
     document = read_json_object(home / "config.json")
     read = (folder / "modules.json").exists() and "model_type" in document
     read = read and in_transformers_words(document) == document  # it would not run code of the folder's own
@@ -204,13 +210,14 @@ def _by_sentence_transformers(model: Model, folder: Path, texts: list[str]) -> A
 
 
 def _vector(model: Model, reference: Any, ids: list[int], how: TextOptions) -> Any:
-    """One text at a time: no padding, so no mask. A text without a token has zeros, which no model computes."""
-    if not ids:
-        return np.zeros(how.width, np.float32)
+    """One text at a time: no padding, so no mask. A text without a token is pooled to zeros."""
     if fill := filling(model):
         ids = ids + [fill[1]] * (fill[0] - len(ids))
-    hidden = reference(input_ids=torch.tensor([ids], device=reference.device)).last_hidden_state[0].float()
-    vector = pooled(hidden, how.pooling, how.unpooled_tokens)[None]
+    if ids:
+        hidden = reference(input_ids=torch.tensor([ids], device=reference.device)).last_hidden_state[0].float()
+        vector = pooled(hidden, how.pooling, how.unpooled_tokens)[None]
+    else:
+        vector = torch.zeros(1, model.config.hidden * len(how.pooling.split("+")))
     for dense in dense_of(model):
         vector = dense(vector.to(model.device))
     return vector[0, : how.truncate_dim].cpu().numpy()

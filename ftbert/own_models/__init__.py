@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-_MODULES = {"alibi_bert": "alibi_bert", "neobert": "neobert", "new": "gte"}
+_MODULES = {"alibi_bert": "alibi_bert", "neobert": "neobert", "new": "gte", "static_embedding": "static_embedding"}
 
 
 def know_type(model_type: Any) -> None:

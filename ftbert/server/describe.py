@@ -86,6 +86,7 @@ def _text(tokenizer: Tokenizer, default_prompt: str, fills: bool) -> TextFacts:
         mask_token=loaded.mask_token if fills else None,
         # transformers leaves BPE as it is, whatever the file says.
         clean_up=bool(loaded.clean_up_tokenization_spaces) and type(fast.model).__name__ != "BPE",
+        reading=tokenizer.reading,
     )
 
 

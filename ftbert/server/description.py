@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from ftbert.server.job import Kind
-from ftbert.text import PairTemplate
+from ftbert.text import Model2vecReading, PairTemplate
 
 # Tasks of heads.
 CLASSIFIES, TAGS, FILLS = "sequence_classification", "token_classification", "masked_lm"
@@ -35,7 +35,7 @@ class TextFacts(msgspec.Struct, frozen=True):
     max_length: tokens of a text with the special ones; special: how many of these are added to one text. query_length,
     document_length: tokens of such texts, where the folder has a length for them. truncation_side: the tokenizer's own.
     unknown_id, pad_id: of the tokenizer; clean_up: what it decodes loses the space before punctuation. mask_id,
-    mask_token: None where no head predicts masked tokens.
+    mask_token: None where no head predicts masked tokens. reading: as of Tokenizer.
     """
 
     tokenizer: str
@@ -54,6 +54,7 @@ class TextFacts(msgspec.Struct, frozen=True):
     mask_id: int | None = None
     mask_token: str | None = None
     clean_up: bool = False
+    reading: Model2vecReading | None = None
 
 
 class VectorFacts(msgspec.Struct, frozen=True):

@@ -65,7 +65,12 @@ class TextEncoder:
         vocabulary."""
         most = most or self.about.text.max_length
         texts = [prompt + one for one in inputs if isinstance(one, str)]
+        reading = self.about.text.reading
+        if reading is not None and truncate:
+            texts = reading.cut(texts, most)
         found = self._tokens(texts, truncate, side, most)
+        if reading is not None:
+            found = reading.kept(found)
         if len(texts) < len(inputs):
             rows = iter(found.rows())
             found = _joined(

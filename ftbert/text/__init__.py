@@ -16,6 +16,7 @@ from ftbert.text.options import TextOptions, check_pooling
 from ftbert.text.pairs import LimitedPairs
 from ftbert.text.panics import panics_as_errors
 from ftbert.text.settings import OtherVectors, TextSettings
+from ftbert.text.static_settings import Model2vecReading
 from ftbert.text.templates import PairTemplate, TemplateEncoder
 from ftbert.text.token_arrays import SparseVector, entries_of, lexical, tokens_kept, unweighted
 from ftbert.text.token_classification import IGNORED, STRATEGIES, TokenLabels
@@ -37,15 +38,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "IGNORED", "MULTI_LINEAR", "SPARSE_LINEAR", "STRATEGIES", "TOKENIZER_FILES", "TOKENIZER_SUFFIXES", "Batch",
-    "CallersThread", "FastTokenizer", "Job", "Launch", "LimitedPairs", "MultiSettings", "OtherVectors", "PairTemplate",
-    "ReplicaThreads", "Result", "ScoreSettings", "SparseSettings", "SparseVector", "TemplateEncoder", "TextModel",
-    "TextOptions", "TextSettings", "TokenLabels", "Tokenizer", "Tokens", "Upload", "Window", "Workers", "batches_of",
-    "by_token_budget", "check_charsmaps", "check_pooling", "check_ranges", "compute_windows", "dense_of", "embedding",
-    "entries_of", "filling", "joined", "launch", "lexical", "load_tokenizer", "loaded_tokenizer",
-    "multi_vector_embedding", "next_logits", "pack",
-    "panics_as_errors", "quantized", "ranges_of", "score_ids", "score_task", "sharing", "skipped_ids",
-    "sparse_embedding", "splade_rows", "stored_as", "text_options", "text_vectors", "token_states", "token_vectors",
-    "token_weights", "tokenizer_of", "tokens_kept", "tokens_of", "unweighted",
+    "CallersThread", "FastTokenizer", "Job", "Launch", "LimitedPairs", "Model2vecReading", "MultiSettings",
+    "OtherVectors", "PairTemplate", "ReplicaThreads", "Result", "ScoreSettings", "SparseSettings", "SparseVector",
+    "TemplateEncoder", "TextModel", "TextOptions", "TextSettings", "TokenLabels", "Tokenizer", "Tokens", "Upload",
+    "Window", "Workers", "batches_of", "by_token_budget", "check_charsmaps", "check_pooling", "check_ranges",
+    "compute_windows", "dense_of", "embedding", "entries_of", "filling", "joined", "launch", "lexical",
+    "load_tokenizer", "loaded_tokenizer", "multi_vector_embedding", "next_logits", "pack", "panics_as_errors",
+    "quantized", "ranges_of", "score_ids", "score_task", "sharing", "skipped_ids", "sparse_embedding", "splade_rows",
+    "stored_as", "text_options", "text_vectors", "token_states", "token_vectors", "token_weights", "tokenizer_of",
+    "tokens_kept", "tokens_of", "unweighted",
 ]  # fmt: skip
 
 _LATE = {

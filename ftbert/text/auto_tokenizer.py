@@ -73,12 +73,9 @@ def load_tokenizer(folder: Path, settings: TextSettings | None = None) -> Any:
     check_token_ids(folder)
     check_charsmaps_of(folder / "tokenizer.json")
     given = {"local_files_only": True, "trust_remote_code": False, **settings.tokenizer_arguments}
-    of_bert = _is_of_bert(folder, settings)
-    chosen = _class(of_bert)
     try:
         with panics_as_errors():
-            tokenizer = chosen.from_pretrained(str(folder), **({} if of_bert else _config(folder)), **given)
-            tokenizer = _by_the_file(folder, tokenizer, given)
+            tokenizer = _of_a_table(folder) if settings.static is not None else _of_a_model(folder, settings, given)
     except Exception as error:
         raise ValueError(f"{origin(_culprit(folder))}: cannot be used as a tokenizer ({explain(error)})") from error
     # Texts are cut, or refused in words, behind the tokenizer: its alarm about their length would come before either.
@@ -91,6 +88,25 @@ def load_tokenizer(folder: Path, settings: TextSettings | None = None) -> Any:
             raise ValueError(f"{origin(folder)}: do_lower_case is not supported for {type(tokenizer).__name__}")
         _lower_first(fast)
     return tokenizer
+
+
+def _of_a_model(folder: Path, settings: TextSettings, given: Mapping[str, Any]) -> Any:
+    of_bert = _is_of_bert(folder, settings)
+    tokenizer = _class(of_bert).from_pretrained(str(folder), **({} if of_bert else _config(folder)), **given)
+    return _by_the_file(folder, tokenizer, given)
+
+
+def _of_a_table(folder: Path) -> Any:
+    """tokenizer.json as the package `tokenizers` reads it, without special tokens around a text."""
+    from tokenizers import Tokenizer as Fast
+    from transformers import PreTrainedTokenizerFast
+
+    fast: Any = Fast.from_file(str(folder / "tokenizer.json"))
+    direction = (fast.truncation or {}).get("direction", "right")
+    fast.no_truncation()
+    fast.no_padding()
+    fast.post_processor = None
+    return PreTrainedTokenizerFast(tokenizer_object=fast, truncation_side=direction)
 
 
 def _class(of_bert: bool) -> Any:

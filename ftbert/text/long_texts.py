@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from ftbert.text.options import TextOptions
-from ftbert.text.tokenizer import Tokenizer
+from ftbert.text.tokenizer import Tokenizer, with_prompt
 from ftbert.text.tokens import Pieces, Text, Tokens
 
 _WHOLE = 1 << 30  # tokens; no text has more
@@ -20,13 +20,16 @@ _WHOLE = 1 << 30  # tokens; no text has more
 def tokenise(tokenizer: Tokenizer, texts: Sequence[Text], how: TextOptions) -> Tokens:
     """Single texts as `how` says. Tokens.cut counts those of more than how.max_length tokens."""
     if how.long_texts == "mean":
-        whole = tokenizer.tokens(texts, how.prompt, _WHOLE)
+        whole = _read(tokenizer, tokenizer.tokens(texts, how.prompt, _WHOLE))
         return _in_windows(whole, how.max_length, *tokenizer.ends(how.prompt))
+    prompt = how.prompt
+    if tokenizer.reading is not None:  # counts the characters of both
+        texts, prompt = tokenizer.reading.cut(with_prompt(texts, prompt), how.max_length), ""
     # One token more shows which texts are longer.
-    found = tokenizer.tokens(texts, how.prompt, how.max_length + 1)
+    found = tokenizer.tokens(texts, prompt, how.max_length + 1)
     over = found.lengths > how.max_length
     if not over.any():
-        return found
+        return _read(tokenizer, found)
     kept = np.ones(len(found.ids), dtype=bool)
     before, behind = tokenizer.ends("")
     if tokenizer.side == "right":
@@ -34,7 +37,11 @@ def tokenise(tokenizer: Tokenizer, texts: Sequence[Text], how: TextOptions) -> T
     else:
         kept[found.starts[:-1][over] + before] = False
     starts = np.concatenate([[0], np.cumsum(found.lengths - over)])
-    return Tokens(found.ids[kept], starts, cut=int(over.sum()))
+    return _read(tokenizer, Tokens(found.ids[kept], starts, cut=int(over.sum())))
+
+
+def _read(tokenizer: Tokenizer, tokens: Tokens) -> Tokens:
+    return tokens if tokenizer.reading is None else tokenizer.reading.kept(tokens)
 
 
 def _in_windows(whole: Tokens, length: int, before: int, behind: int) -> Tokens:

@@ -16,6 +16,7 @@ from ftbert.input_file import origin, read_json_object, shown
 from ftbert.own_classes import in_transformers_words
 from ftbert.sentence_modules import MODULES, Module, read_modules, transformer_folder
 from ftbert.text.checks import length_in
+from ftbert.text.static_settings import StaticSettings, is_static, read_static
 from ftbert.text.towers import gives_text_features, read_tower
 from ftbert.text.transformer_settings import read_transformer, sentence_config
 from ftbert.text.vector_modules import (
@@ -84,7 +85,7 @@ class TextSettings:
     vectors are scores. sparse, multi: how sparse vectors and those of tokens are made, None where there are none.
     filled: padding tokens stand behind each text, up to the model's length, as tokens that others attend to. other: why
     there is no vector a text, "" where there is one. projection: what each token's state goes through first,
-    of a class of its own; `dense` begins with it.
+    of a class of its own; `dense` begins with it. static: how texts become tokens of a table without a network.
     """
 
     pooling: str = "mean"
@@ -109,6 +110,7 @@ class TextSettings:
     filled: bool = False
     other: str = ""
     projection: tuple[DenseSettings, ...] = ()
+    static: StaticSettings | None = None
 
     def expect(self, vectors: str) -> None:
         """`OtherVectors` where the folder's model does not give "dense", "sparse" or "multi" ones."""
@@ -158,6 +160,9 @@ class TextSettings:
         values = with_pylates_own(modules, _head(folder))
         home = transformer_folder(folder)
         subfolder = "" if home == folder else str(home.relative_to(folder))
+        if is_static(modules, _config(home)):
+            found = read_static(folder / MODULES, home, modules, _config(home))
+            return cls(subfolder=subfolder, **found, **_sentence_settings(folder / _HEAD, values))
         kind = kind_of(modules, values) if modules else ""
         if "HF_ColBERT" in _architectures(home):
             raise OtherVectors(
@@ -200,6 +205,8 @@ class TextSettings:
         `from_folder`."""
         modules, values = read_modules(folder), _head(folder)
         home = transformer_folder(folder)
+        if is_static(modules, _config(home)):
+            return cls.from_folder(folder)
         subfolder = "" if home == folder else str(home.relative_to(folder))
         if not modules or values.get("model_type") != _SCORES_TYPE:
             causal = not modules and str(next(iter(_architectures(home)), "")).endswith("ForCausalLM")

@@ -17,6 +17,7 @@ from ftbert.text.auto_tokenizer import explain, is_storable, load_tokenizer
 from ftbert.text.fast_tokenizer import FastTokenizer
 from ftbert.text.panics import panics_as_errors
 from ftbert.text.settings import TextSettings
+from ftbert.text.static_settings import Model2vecReading
 from ftbert.text.templates import INSTRUCTION, PairTemplate, Render, TemplateEncoder, takes_any_roles
 from ftbert.text.tokens import Text, Tokens, joined, tokens_of
 
@@ -30,7 +31,8 @@ class Tokenizer:
 
     max_length: tokens with the special ones where the caller asks for no other length. longest: the most the model
     takes. backend: the `tokenizers.Tokenizer` that does the work, without truncation or padding; None for a tokenizer
-    that is written in Python, or a part of it. loaded: transformers' object around it.
+    that is written in Python, or a part of it. loaded: transformers' object around it. reading: what else of a text is
+    left out, which `tokens` does not know.
     """
 
     def __init__(self, folder: Path, settings: TextSettings, max_seq: int, loaded: Any = None) -> None:
@@ -59,6 +61,8 @@ class Tokenizer:
         self.max_length = self.check_length(min(max_seq, own), self._where)
         _expect_one_type(folder, tokenizer)
         self._fast = None if self.backend is None else FastTokenizer(self.backend, self._has_types)
+        static = settings.static
+        self.reading = Model2vecReading.of(self.backend) if static is not None and static.model2vec else None
         self._templates = None if self._fast is None else TemplateEncoder(self.backend, self._fast.cutter)
 
     def with_choices(self, choices: Mapping[str, Any]) -> Tokenizer:
@@ -80,8 +84,12 @@ class Tokenizer:
     def encode_batch(
         self, texts: Sequence[Text], prompt: str = "", max_length: int | None = None
     ) -> list[NDArray[np.int64]]:
-        """The ids of `tokens`, an array a text."""
-        return self.tokens(texts, prompt, max_length).rows()
+        """The ids that `encode` computes of each text, truncated."""
+        if self.reading is None:
+            return self.tokens(texts, prompt, max_length).rows()
+        length = self.max_length if max_length is None else max_length
+        given = self.reading.cut(with_prompt(texts, prompt), length)
+        return self.reading.kept(self.tokens(given, "", length)).rows()
 
     def tokens(
         self, texts: Sequence[Text], prompt: str = "", max_length: int | None = None, side: str | None = None
