@@ -20,7 +20,10 @@ from ftbert.checkpoint import (
     DTYPES,
     FORMAT,
     MODULES,
+    ROUTER_CONFIG,
+    ROUTERS,
     Checkpoint,
+    Module,
     StagingFolder,
     checksums,
     exists,
@@ -30,6 +33,7 @@ from ftbert.checkpoint import (
     open_weights,
     read_json_object,
     read_json_value,
+    read_modules,
     transformer_folder,
     warn_caller,
 )
@@ -169,7 +173,22 @@ def _copy_text_files(source: Path, target: Path) -> None:
         else:
             shutil.copyfile(path, copy)
     if transformer_folder(source) != source:  # what was there is in the target itself
-        modules = read_json_value(source / MODULES)
-        modules[0]["path"] = ""
-        with named(target / MODULES):
-            (target / MODULES).write_text(json.dumps(modules, indent=2) + "\n", encoding="utf-8")
+        _put_first(read_modules(source)[0], transformer_folder(source), source, target)
+
+
+def _put_first(first: Module, home: Path, source: Path, target: Path) -> None:
+    """The transformer's path becomes "", that of the target itself: in modules.json, or in the Router's file."""
+    if first.kind in ROUTERS:
+        where = target / (first.folder / ROUTER_CONFIG).relative_to(source)
+        found = read_json_value(where)
+        old = str(home.relative_to(first.folder))
+        types = {"" if name == old else name: kind for name, kind in found["types"].items()}
+        structure = {
+            route: ["" if name == old else name for name in names] for route, names in found["structure"].items()
+        }
+        written: Any = {**found, "types": types, "structure": structure}
+    else:
+        where, written = target / MODULES, read_json_value(source / MODULES)
+        written[0]["path"] = ""
+    with named(where):
+        where.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")

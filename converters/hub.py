@@ -11,6 +11,7 @@ from ftbert.checkpoint import (
     FORMAT,
     MODULES,
     find_weights,
+    inner_modules,
     read_json_object,
     read_modules,
     shard_names,
@@ -45,7 +46,7 @@ def weight_files(repository: str, files: list[str], folder: Path) -> list[str]:
     main = find_weights(_names_in(files, folder, home), repository)  # weights in other folders are other models'
     shards = shard_names(home / main) if main.endswith(".json") else []
     found = [home / name for name in (main, *shards, *LINEARS, *named_files(home))]
-    for module in read_modules(folder):
+    for module in (inner for one in read_modules(folder) for inner in inner_modules(one)):
         if module.folder not in (folder, home):
             names = _names_in(files, folder, module.folder)
             found += [module.folder / name for name in MODULE_WEIGHTS if name in names][:1]

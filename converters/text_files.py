@@ -7,10 +7,21 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ftbert.checkpoint import MODULES, Checkpoint, origin, read_json_value, read_modules, transformer_folder
+from ftbert.checkpoint import (
+    MODULES,
+    ROUTER_CONFIG,
+    ROUTERS,
+    Checkpoint,
+    inner_modules,
+    origin,
+    read_json_value,
+    read_modules,
+    transformer_folder,
+)
 from ftbert.text import MULTI_LINEAR, SPARSE_LINEAR, TOKENIZER_FILES, TextSettings, load_tokenizer
 
 MODULE_WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # best first
+TABLE = "SparseStaticEmbedding"
 LINEARS = (SPARSE_LINEAR, MULTI_LINEAR)
 GENERATION = "generation_config.json"  # how texts are generated, and which tokens end them
 _NEVER = ("config.json", "*.safetensors", "*.bin", "*.onnx", "*.index.json")  # whatever tokenizer_config.json names
@@ -32,9 +43,14 @@ def text_files(folder: Path) -> dict[str, Path]:
     found |= {name: folder / name for name in (MODULES, "config_sentence_transformers.json")}
     found |= {name: home / name for name in (*LINEARS, GENERATION)}
     for module in read_modules(folder):
-        if module.folder not in (folder, home):
-            for name in ("config.json", *MODULE_WEIGHTS):
-                found[str((module.folder / name).relative_to(folder))] = module.folder / name
+        if module.kind in ROUTERS:
+            found[str((module.folder / ROUTER_CONFIG).relative_to(folder))] = module.folder / ROUTER_CONFIG
+        for one in inner_modules(module):
+            if one.folder not in (folder, home):
+                names = ["config.json", *MODULE_WEIGHTS]
+                if one.kind == TABLE:  # with a tokenizer of its own
+                    names += [path.name for pattern in TOKENIZER_FILES for path in sorted(one.folder.glob(pattern))]
+                found |= {str((one.folder / name).relative_to(folder)): one.folder / name for name in names}
     return {name: path for name, path in found.items() if path.exists()}
 
 

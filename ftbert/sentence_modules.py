@@ -11,6 +11,7 @@ from ftbert.input_file import exists, read_json_value
 MODULES = "modules.json"
 _OWN = "sentence_transformers."
 _TRANSFORMERS = ("Transformer", "MLMTransformer", "CLIPModel")
+ROUTERS, ROUTER_CONFIG = ("Router", "Asym"), "router_config.json"
 STATIC = "StaticEmbedding"  # a table of token vectors in a transformer's place
 
 
@@ -22,6 +23,45 @@ class Module:
     kind: str
     full: str
     folder: Path
+
+
+@dataclass(frozen=True)
+class Routes:
+    """modules: of each route, by its name. default: the name of that for texts whose task nobody says."""
+
+    modules: dict[str, list[Module]]
+    default: str | None
+
+
+def read_routes(router: Module) -> Routes:
+    """ValueError where router_config.json does not say which modules each route has."""
+    where = router.folder / ROUTER_CONFIG
+    read = read_json_value(where) if exists(where) else None
+    found = read if isinstance(read, dict) else {}
+    types, structure = found.get("types"), found.get("structure")
+    if not isinstance(types, dict) or not isinstance(structure, dict) or not structure:
+        raise ValueError(f"{where}: expected the modules of a {router.kind}: objects `types` and `structure`")
+    if unknown := [one for names in structure.values() for one in names if one not in types]:
+        raise ValueError(f"{where}: structure names {unknown[0]!r}, which types lacks")
+    given = found.get("parameters")
+    parameters = given if isinstance(given, dict) else {}
+    if parameters.get("route_mappings"):
+        raise ValueError(f"{where}: route_mappings is not supported; expected routes by their names")
+    made = {
+        str(name): [_module(str(types[one]), router.folder / _inside(one, where)) for one in names]
+        for name, names in structure.items()
+    }
+    default = parameters.get("default_route") or (next(iter(made)) if parameters.get("allow_empty_key", True) else None)
+    if default is not None and default not in made:
+        raise ValueError(f"{where}: default_route {default!r} is none of {', '.join(made)}")
+    return Routes(made, default)
+
+
+def inner_modules(module: Module) -> list[Module]:
+    """Those of a Router's routes; of another module itself."""
+    if module.kind not in ROUTERS:
+        return [module]
+    return [one for route in read_routes(module).modules.values() for one in route]
 
 
 def read_modules(folder: Path) -> list[Module]:
@@ -42,8 +82,10 @@ def read_modules(folder: Path) -> list[Module]:
 
 def transformer_folder(folder: Path) -> Path:
     """Where config.json, the weights and the tokenizer are: `folder`, or the one in it that modules.json gives to its
-    Transformer or StaticEmbedding. ValueError as of `read_modules`."""
+    Transformer or StaticEmbedding, also behind a Router. ValueError as of `read_modules` and `read_routes`."""
     first = next(iter(read_modules(folder)), None)
+    if first is not None and first.kind in ROUTERS:
+        first = next((module for module in inner_modules(first) if module.kind in _TRANSFORMERS), None)
     return first.folder if first is not None and first.kind in (*_TRANSFORMERS, STATIC) else folder
 
 

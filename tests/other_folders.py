@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from families import make_model
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SparseEncoder
-from sentence_transformers.base.modules import Dense, Normalize, Transformer
+from sentence_transformers.base.modules import Dense, Normalize, Router, Transformer
 from sentence_transformers.cross_encoder.modules import LogitScore
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
-from sentence_transformers.sparse_encoder.modules import SpladePooling
+from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding, SpladePooling
 from tokenizers_offline import folder_of, sentence_folder, write
 from transformers import RobertaConfig, RobertaForCausalLM
 
@@ -29,6 +29,21 @@ def splade_folder(folder: Path, family: str = "bert", **pooling: Any) -> Path:
     made = SparseEncoder(modules=[transformer, SpladePooling(**pooling)], device="cpu", prompts={"query": QUERY})
     made.save_pretrained(str(folder / "splade"))
     return folder / "splade"
+
+
+def routed_splade(folder: Path, default: str | None = "document") -> Path:
+    """As opensearch's doc models: documents by the network, queries by a table of weights."""
+    source = folder_of(folder / "masked", "bert", "masked_lm")
+    transformer = Transformer(str(source), transformer_task="fill-mask")
+    weights = torch.rand(len(transformer.tokenizer.get_vocab()), generator=torch.Generator().manual_seed(0))
+    weights[::5] = 0
+    router = Router.for_query_document(
+        query_modules=[SparseStaticEmbedding(transformer.tokenizer, weight=weights)],
+        document_modules=[transformer, SpladePooling(activation_function="log1p_relu")], default_route=default,
+    )  # fmt: skip
+    made = SparseEncoder(modules=[router], device="cpu", prompts={"query": QUERY})
+    made.save_pretrained(str(folder / "routed"))
+    return folder / "routed"
 
 
 def bge_m3(folder: Path) -> tuple[Path, dict[str, dict[str, torch.Tensor]]]:

@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from compare import assert_same
-from other_folders import QUERY, bge_m3, colbert_folder, splade_folder
+from other_folders import QUERY, bge_m3, colbert_folder, routed_splade, splade_folder
+from safetensors.torch import save_file
 from sentence_transformers import MultiVectorEncoder, SparseEncoder
 from tokenizers_offline import TEXTS, folder_of, sentence_folder
 
@@ -50,6 +51,56 @@ def test_splade(tmp_path: Path, family: str, pooling: dict[str, Any], monkeypatc
     assert_same(ours.encode_sparse("hello").to_dense(), theirs.encode("hello").to_dense())
     assert torch.equal(ours.encode_sparse(TEXTS, convert_to_sparse_tensor=False), whole.to_dense())
     assert ours.encode_sparse([]).shape == (0, whole.shape[1])
+
+
+@pytest.mark.parametrize("default", ["document", None])
+def test_queries_by_a_table(tmp_path: Path, default: str | None) -> None:
+    """None: the first route is for texts of no task, the table's."""
+    folder = routed_splade(tmp_path, default)
+    ours, theirs = both(folder)
+    width = len(theirs.tokenizer.get_vocab())  # the table's; the model has more rows
+
+    def same(got: torch.Tensor, want: torch.Tensor) -> None:
+        assert got.shape[-1] == 400 and not got.to_dense()[:, want.shape[-1] :].any()
+        assert_same(got.to_dense()[:, : want.shape[-1]], want.to_dense())
+
+    for options in ({}, {"prompt": "the "}, {"max_active_dims": 4}):
+        for task, call in ((None, theirs.encode), ("query", theirs.encode_query), ("document", theirs.encode_document)):
+            same(ours.encode_sparse(TEXTS, task=task, **options), call(TEXTS, **options))
+    want = theirs.encode_query(TEXTS)
+    assert want.shape[-1] == width and ours.encode_sparse(TEXTS, task="query")._nnz() == want._nnz()
+    copy = ftbert.load(convert(folder, tmp_path / "copy"))
+    for task in ("query", "document"):
+        assert torch.equal(copy.encode_sparse(TEXTS, task=task).to_dense(), ours.encode_sparse(TEXTS, task=task).to_dense())
+    convert(folder, tmp_path / "copy", force=True)  # all of it is known as ours
+    with pytest.raises(ValueError, match="call encode_sparse"):
+        ours.encode("hello")
+
+
+def test_a_server_with_a_table_for_queries(tmp_path: Path) -> None:
+    from served import in_thread
+
+    folder = routed_splade(tmp_path)
+    model, texts = ftbert.load(folder), [text for text in TEXTS if text]
+    with in_thread(("routed", folder)) as server:
+        for name in ("query", "document", None):
+            want = model.encode_sparse(texts, task=name).to_dense()
+            asked = {"inputs": texts, "truncate": True} | ({"prompt_name": name} if name else {})
+            made = torch.zeros_like(want)
+            for row, entries in zip(made, server.post("/embed_sparse", asked), strict=True):
+                row[[one["index"] for one in entries]] = torch.tensor([one["value"] for one in entries])
+            assert_same(made, want)
+        ids = model.tokenizer("hello world", add_special_tokens=False)["input_ids"]
+        (found,) = server.post("/embed_sparse", {"inputs": [ids], "prompt_name": "query"})
+        assert {one["index"] for one in found} <= set(ids)
+
+
+def test_a_table_of_another_model(tmp_path: Path) -> None:
+    folder = routed_splade(tmp_path)
+    for spoiled in (torch.rand(401), torch.rand(400, 2)):
+        save_file({"weight": spoiled}, folder / "query_0_SparseStaticEmbedding" / "model.safetensors")
+        with pytest.raises(ValueError, match=r"(?s)query_0_SparseStaticEmbedding.*weight: the config asks for \[400\]"):
+            ftbert.load(folder).encode_sparse("a", task="query")
 
 
 def test_logits_are_made_for_some_tokens_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,7 +168,7 @@ SKIP = "sentence_transformers.multi_vector_encoder.modules.MultiVectorMask"
         ("SparseEncoder", [T, ST + "SpladePooling"], "SpladePooling needs logits: expected transformer_task fill-mask"),
         ("SparseEncoder", [T, P], "module .*Pooling' is not supported; encode_sparse"),
         ("SparseEncoder", [T, P, "sentence_transformers.sparse_encoder.models.SparseAutoEncoder"], "module .*Pooling' is not"),
-        ("SparseEncoder", [ST + "Router", SPLADE], r"Router' \(MLMTransformer, SparseStaticEmbedding\) is not supported"),
+        ("SparseEncoder", [ST + "Router", SPLADE], r"expected a Router alone, with SparseStaticEmbedding .*; got query: .*MLMTransformer, and behind it .*SpladePooling"),
         ("SparseEncoder", ["sentence_transformers.sparse_encoder.models.SparseStaticEmbedding"], "SparseStaticEmbedding' is not supported"),
         (None, [ST + "MLMTransformer", SPLADE, N], "Normalize' is not supported"),
         (None, [SPLADE, ST + "MLMTransformer"], "expected a Transformer and SpladePooling; got SpladePooling, MLMTransformer"),
@@ -180,7 +180,7 @@ SKIP = "sentence_transformers.multi_vector_encoder.modules.MultiVectorMask"
 def test_vectors_of_another_kind_that_cannot_be_done(folder: Path, model_type: str | None, kinds: list[str], words: str) -> None:
     write(folder, "modules.json", modules(*kinds))
     write(folder, "config_sentence_transformers.json", {"model_type": model_type} if model_type else {})
-    write(folder, "router_config.json", {"types": {"0": SPLADE.replace("SpladePooling", "SparseStaticEmbedding"), "1": ST + "MLMTransformer"}})
+    write(folder, "router_config.json", {"types": {"0": SPLADE.replace("SpladePooling", "SparseStaticEmbedding"), "1": ST + "MLMTransformer"}, "structure": {"query": ["0"], "document": ["1"]}})
     with pytest.raises(ValueError, match=re.escape(str(folder)) + ".*" + words):
         TextSettings.from_folder(folder)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from ftbert.dtypes import told_dtype
 from ftbert.model import Model
 from ftbert.server.activations import choose_activation
@@ -12,6 +14,7 @@ from ftbert.server.description import (
     Description,
     ModelFacts,
     ScoreFacts,
+    TableFacts,
     TextFacts,
     VectorFacts,
 )
@@ -25,6 +28,8 @@ from ftbert.text import (
     score_ids,
     score_task,
     skipped_ids,
+    table_tokenizer,
+    table_weights,
     tokenizer_of,
     unweighted,
 )
@@ -62,7 +67,13 @@ def describe(model: Model, name: str, source: str, settings: Settings) -> Descri
     texts = _text(checked, _default_prompt(text, settings), FILLS in model.tasks)
     pooling = TASKS[task].pooling or options.pooling
     found = _scores(checked, labels, activation, texts.default_prompt if task == "reranker" else None)
-    return Description(name, source, task, facts, texts, _vectors(checked, pooling, options.truncate_dim), found)
+    vectors, table = _vectors(checked, pooling, options.truncate_dim), None
+    if text.sparse is not None and text.sparse.table is not None:
+        facts_of_table = _text(table_tokenizer(model, text.sparse.table), texts.default_prompt, fills=False)
+        facts_of_table = msgspec.structs.replace(facts_of_table, prompts=texts.prompts)
+        weights = table_weights(model, text.sparse.table).tobytes()
+        table = TableFacts(list(text.sparse.table_for), facts_of_table, weights)
+    return Description(name, source, task, facts, texts, vectors, found, table=table)
 
 
 def _text(tokenizer: Tokenizer, default_prompt: str, fills: bool) -> TextFacts:

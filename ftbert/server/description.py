@@ -72,6 +72,15 @@ class VectorFacts(msgspec.Struct, frozen=True):
     expands: bool = False
 
 
+class TableFacts(msgspec.Struct, frozen=True):
+    """Sparse vectors of texts for the tasks `tasks` (None: for no named one), which a table gives and no engine
+    computes. text: how they become ids; weights: float32 [vocab], as bytes."""
+
+    tasks: list[str | None]
+    text: TextFacts
+    weights: bytes
+
+
 class ScoreFacts(msgspec.Struct, frozen=True):
     """labels: none where there are no scores. activation: from logits to scores, one of activations.ACTIVATIONS.
     score_ids: of a reranker that scores by the logits of these tokens; templates: by prompts, what its pairs go
@@ -116,3 +125,4 @@ class Description(msgspec.Struct, frozen=True):
     scores: ScoreFacts
     batch_tokens: int = 0
     rate: float = 0.0
+    table: TableFacts | None = None

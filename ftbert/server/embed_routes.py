@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ftbert.server.app import Asked, Made, computes
-from ftbert.server.description import Description
+from ftbert.server.description import Description, TableFacts
 from ftbert.server.errors import validation
 from ftbert.server.inputs import (
     Listed,
@@ -31,7 +31,7 @@ from ftbert.server.json_bodies import json_list, json_matrix, to_json
 from ftbert.server.schemas import Cut, Embed, EmbedAll, OpenAIEmbed, Pooling, Similarity
 from ftbert.server.served_model import Computed, ServedModel
 from ftbert.server.settings import Settings
-from ftbert.text import SparseVector, entries_of, lexical, tokens_kept
+from ftbert.text import SparseVector, entries_of, lexical, looked_up, tokens_kept
 
 # Words for the two kinds of texts in Cohere's, Jina's, Voyage's, NVIDIA's and Google's APIs, and in folders.
 _QUERY = ("query", "search_query", "retrieval.query", "retrieval_query")
@@ -76,6 +76,8 @@ async def embed_all(asked: Asked[EmbedAll]) -> Made:
 @computes(EmbedAll, "embed", "sparse", texts=_inputs)
 async def embed_sparse(asked: Asked[EmbedAll]) -> Made:
     about, of_tokens = asked.model.about, asked.model.about.vectors.sparse == "lexical"
+    if about.table is not None and asked.body.prompt_name in about.table.tasks:
+        return await _of_table(asked, about.table)
     done = await _vectors(asked, reading(asked.body, asked.model), Kind.WEIGHTS if of_tokens else Kind.SPARSE)
     left_out = np.array(about.vectors.unweighted, dtype=np.int64)
     ends = done.encoded.offsets.tolist()
@@ -83,8 +85,24 @@ async def embed_sparse(asked: Asked[EmbedAll]) -> Made:
     vectors: Iterable[SparseVector] = entries_of(done.rows) if not of_tokens else (
         lexical(done.encoded.ids[start:end], done.rows[start:end, 0], left_out) for start, end in tokens
     )  # fmt: skip
+    return done, await _entries(vectors)
+
+
+async def _of_table(asked: Asked[EmbedAll], table: TableFacts) -> Made:
+    how = reading(asked.body, asked.model)
+    done = await asked.model.look_up(
+        asked.request, characters(asked.texts),
+        lambda encoder: encoder.encode(asked.texts, how.prompt, how.truncate, how.side, how.most),
+    )  # fmt: skip
+    weights = np.frombuffer(table.weights, dtype=np.float32)
+    ends = done.encoded.offsets.tolist()
+    ids = done.encoded.ids
+    return done, await _entries(looked_up(ids[a:b], weights) for a, b in zip(ends[:-1], ends[1:], strict=True))
+
+
+async def _entries(vectors: Iterable[SparseVector]) -> list[bytes]:
     pairs = (zip(one.indices.tolist(), one.values, strict=True) for one in vectors)
-    return done, await json_list([{"index": entry, "value": value} for entry, value in text] for text in pairs)
+    return await json_list([{"index": entry, "value": value} for entry, value in text] for text in pairs)
 
 
 def _compared(body: Similarity, settings: Settings) -> Listed:

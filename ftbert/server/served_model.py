@@ -11,6 +11,8 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import msgspec
+
 from ftbert.server.description import TASKS, Description
 from ftbert.server.errors import ApiError, of_failure, validation
 from ftbert.server.job import Job, Kind
@@ -54,6 +56,7 @@ class ServedModel:
         self.name, self.source, self.links = name, source, list(links)
         self._settings, self._threads, self._memory = settings, threads, memory
         self._encoder: TextEncoder | None = None
+        self._table_encoder: TextEncoder | None = None
         self._waiting: deque[None] = deque()  # for the tokenizer, or in it; threads take from it
         self._full_lately = 0.0  # until then
 
@@ -105,6 +108,9 @@ class ServedModel:
         """Makes the tokenizer once an engine has told of it, off the event loop: that takes 30 ms and more."""
         while (about := self._described) is None:
             await asyncio.sleep(0.02)
+        if about.table is not None:
+            of_table = msgspec.structs.replace(about, text=about.table.text)
+            self._table_encoder = await asyncio.to_thread(_warm_encoder, of_table)
         self._encoder = await asyncio.to_thread(_warm_encoder, about)
 
     def prompt(self, name: str | None) -> str:
@@ -129,6 +135,20 @@ class ServedModel:
             wanted = "a masked language" if tasks[0] == "fill_mask" else TASKS[tasks[0]].words
             words = f"model is not {wanted} model (it is: {self.about.task})"
             raise ApiError("Backend", words, counted="model_type")
+
+    async def look_up(self, request: Request, characters: int, encode: Callable[[TextEncoder], Encoded]) -> Computed:
+        """The ids of texts for which a table has the entries: no engine computes. encode: by the table's tokenizer."""
+        encoder = self.table_encoder()
+        began = time.monotonic()
+        encoded = await self.in_thread(request, characters, lambda: encode(encoder), encoder.inline)
+        self._memory.take(request, encoded.tokens * Kind.WEIGHTS.bytes_of(self.about), encoded.tokens, "tokens")
+        return Computed(None, encoded, time.monotonic() - began, 0.0, 0.0)
+
+    def table_encoder(self) -> TextEncoder:
+        """Of the description's table. ApiError 503 before `prepare` has made it."""
+        if self._table_encoder is None:
+            raise ApiError("Unhealthy", "the model is loading", retry_after=1.0)
+        return self._table_encoder
 
     async def in_thread(
         self, request: Request, characters: int, call: Callable[[], T], inline: int = INLINE_CHARACTERS

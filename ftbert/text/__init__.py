@@ -18,7 +18,7 @@ from ftbert.text.panics import panics_as_errors
 from ftbert.text.settings import OtherVectors, TextSettings
 from ftbert.text.static_settings import Model2vecReading
 from ftbert.text.templates import PairTemplate, TemplateEncoder
-from ftbert.text.token_arrays import SparseVector, entries_of, lexical, tokens_kept, unweighted
+from ftbert.text.token_arrays import SparseVector, entries_of, lexical, looked_up, tokens_kept, unweighted
 from ftbert.text.token_classification import IGNORED, STRATEGIES, TokenLabels
 from ftbert.text.tokenizer import Tokenizer
 from ftbert.text.tokens import Tokens, joined, tokens_of
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ftbert.text.precision import check_ranges, quantized, ranges_of, stored_as
     from ftbert.text.scoring import ScoreSettings, next_logits, score_ids, score_task
     from ftbert.text.shared_prefix import sharing
-    from ftbert.text.sparse import sparse_embedding, splade_rows, token_weights
+    from ftbert.text.sparse import sparse_embedding, splade_rows, table_tokenizer, table_weights, token_weights
     from ftbert.text.text_model import TextModel
     from ftbert.text.workers import CallersThread, Job, Launch, ReplicaThreads, Result, Workers
 
@@ -43,10 +43,11 @@ __all__ = [
     "TemplateEncoder", "TextModel", "TextOptions", "TextSettings", "TokenLabels", "Tokenizer", "Tokens", "Upload",
     "Window", "Workers", "batches_of", "by_token_budget", "check_charsmaps", "check_pooling", "check_ranges",
     "compute_windows", "dense_of", "embedding", "entries_of", "filling", "joined", "launch", "lexical",
-    "load_tokenizer", "loaded_tokenizer", "multi_vector_embedding", "next_logits", "pack", "panics_as_errors",
-    "quantized", "ranges_of", "score_ids", "score_task", "sharing", "skipped_ids", "sparse_embedding", "splade_rows",
-    "stored_as", "text_options", "text_vectors", "token_states", "token_vectors", "token_weights", "tokenizer_of",
-    "tokens_kept", "tokens_of", "unweighted",
+    "load_tokenizer", "loaded_tokenizer", "looked_up", "multi_vector_embedding", "next_logits", "pack",
+    "panics_as_errors", "quantized", "ranges_of", "score_ids", "score_task", "sharing", "skipped_ids",
+    "sparse_embedding", "splade_rows", "stored_as", "table_tokenizer", "table_weights", "text_options",
+    "text_vectors", "token_states", "token_vectors", "token_weights", "tokenizer_of", "tokens_kept", "tokens_of",
+    "unweighted",
 ]  # fmt: skip
 
 _LATE = {
@@ -58,7 +59,7 @@ _LATE = {
     "ranges_of": "precision", "score_ids": "scoring", "score_task": "scoring", "sharing": "shared_prefix",
     "skipped_ids": "multi_vector", "sparse_embedding": "sparse", "splade_rows": "sparse", "stored_as": "precision",
     "text_options": "encoding", "text_vectors": "pooling", "token_states": "pooling", "token_vectors": "multi_vector",
-    "token_weights": "sparse", "tokenizer_of": "encoding",
+    "table_tokenizer": "sparse", "table_weights": "sparse", "token_weights": "sparse", "tokenizer_of": "encoding",
     **dict.fromkeys(("CallersThread", "Job", "Launch", "ReplicaThreads", "Result", "Workers"), "workers"),
 }  # fmt: skip
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from ftbert.input_file import origin, read_json_object, shown
 from ftbert.own_classes import in_transformers_words
-from ftbert.sentence_modules import MODULES, Module, read_modules, transformer_folder
+from ftbert.sentence_modules import MODULES, ROUTERS, Module, read_modules, transformer_folder
 from ftbert.text.checks import length_in
 from ftbert.text.static_settings import StaticSettings, is_static, read_static
 from ftbert.text.towers import gives_text_features, read_tower
@@ -31,6 +31,7 @@ from ftbert.text.vector_modules import (
     read_linears,
     read_multi,
     read_projection,
+    read_routed_splade,
     read_splade,
     with_pylates_own,
 )
@@ -262,7 +263,10 @@ def _features(
 
 
 def _sparse(folder: Path, home: Path, modules: list[Module], values: dict[str, Any]) -> dict[str, Any]:
-    sparse = read_splade(folder / MODULES, modules)
+    if modules[0].kind in ROUTERS:
+        sparse, modules = read_routed_splade(folder / MODULES, modules)
+    else:
+        sparse = read_splade(folder / MODULES, modules)
     path, config = sentence_config(home)
     if modules[0].kind == "Transformer" and config.get("transformer_task") != "fill-mask":
         raise ValueError(f"{path}: SpladePooling needs logits: expected transformer_task fill-mask")

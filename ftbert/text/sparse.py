@@ -4,6 +4,8 @@ a linear layer over tokens (BGE-M3)."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,18 +13,25 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import pad
 
-from ftbert.packed_model import PackedModel
+from ftbert.checkpoint import check_shapes, open_weights
+from ftbert.packed_model import PackedModel, kept
 from ftbert.text import long_texts
+from ftbert.text.auto_tokenizer import load_tokenizer
 from ftbert.text.batching import Batch, by_token_budget
 from ftbert.text.checks import positive
 from ftbert.text.computing import Work
 from ftbert.text.encoding import text_options, tokenizer_of
+from ftbert.text.options import TextOptions
 from ftbert.text.pooling import Upload, dense_of
-from ftbert.text.token_arrays import SparseVector, entries_of, lexical, unweighted
+from ftbert.text.settings import TextSettings
+from ftbert.text.static_settings import StaticSettings
+from ftbert.text.token_arrays import SparseVector, entries_of, lexical, looked_up, unweighted
+from ftbert.text.tokenizer import Tokenizer
 from ftbert.text.vector_modules import SparseSettings
 
 # Logits that are there at once: 128 MB of float32.
 _LOGITS_AT_ONCE = 1 << 25
+_WHOLE = 1 << 30  # tokens that a table reads of a text, where its tokenizer does not say
 
 
 def sparse_embedding(model: PackedModel, *, max_active_dims: int | None = None, **given: Any) -> Work:
@@ -32,6 +41,8 @@ def sparse_embedding(model: PackedModel, *, max_active_dims: int | None = None, 
     most = None if max_active_dims is None else positive("max_active_dims", max_active_dims)
     settings = tokenizer.settings.sparse
     assert settings is not None
+    if settings.table is not None and given.get("task") in settings.table_for:
+        return _looked_up(model, settings.table, how, most, given.get("max_length"))
     left_out = unweighted(tokenizer.loaded)
 
     def compute(model: PackedModel, batch: Batch, upload: Upload) -> torch.Tensor:
@@ -54,6 +65,56 @@ def sparse_embedding(model: PackedModel, *, max_active_dims: int | None = None, 
         max_tokens=how.max_tokens,
         batch_size=how.batch_size,
     )
+
+
+def _looked_up(model: PackedModel, folder: Path, how: TextOptions, most: int | None, length: int | None) -> Work:
+    """Of a table's entries: no network computes. length: the caller's."""
+    tokenizer, weights = table_tokenizer(model, folder), table_weights(model, folder)
+    length = tokenizer.max_length if length is None else tokenizer.check_length(length, "max_length")
+    how, vocab = replace(how, max_length=length), model.config.vocab
+
+    def parts(batch: Batch, found: NDArray[np.float32]) -> Iterator[SparseVector]:
+        ends = zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True)
+        return (looked_up(batch.ids[start:end], weights, most) for start, end in ends)
+
+    return Work(
+        compute=lambda model, batch, upload: torch.empty(0),
+        tokenise=lambda texts: long_texts.tokenise(tokenizer, texts, how).check(vocab, 1),
+        parts=parts,
+        width=vocab,
+        max_tokens=how.max_tokens,
+        batch_size=how.batch_size,
+    )
+
+
+def table_tokenizer(model: PackedModel, folder: Path) -> Tokenizer:
+    """That of a table's folder, which puts no special tokens around a text."""
+
+    def build() -> Tokenizer:
+        loaded = load_tokenizer(folder)
+        fast = getattr(loaded, "backend_tokenizer", None)
+        if fast is None:
+            raise ValueError(f"{folder}: {type(loaded).__name__} is written in Python; a table needs a fast tokenizer")
+        fast.post_processor = None
+        return Tokenizer(folder, TextSettings(static=StaticSettings()), _WHOLE, loaded)
+
+    return kept(model, ("tokenizer of the table", folder), build)
+
+
+def table_weights(model: PackedModel, folder: Path) -> NDArray[np.float32]:
+    """float32 [vocab], 0 for rows of the model behind the tokenizer's last token. ValueError where the file has another
+    table."""
+
+    def read() -> NDArray[np.float32]:
+        source, vocab = open_weights(folder), model.config.vocab
+        found = source.shapes()
+        rows = min((found.get("weight") or (vocab,))[0], vocab)
+        check_shapes(source.where, {"weight": [rows]}, found, ignored=set())
+        weights = np.zeros(vocab, dtype=np.float32)
+        weights[:rows] = source.read("weight").float().numpy()
+        return weights
+
+    return kept(model, ("table", folder), read)
 
 
 def splade_rows(

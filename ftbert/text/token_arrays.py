@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 
 class SparseVector(NamedTuple):
-    """indices: int64 [entries], ascending, of the vocabulary; values: float32 [entries], above 0."""
+    """indices: int64 [entries], ascending, of the vocabulary; values: float32 [entries], not 0."""
 
     indices: NDArray[np.int64]
     values: NDArray[np.float32]
@@ -43,6 +43,16 @@ def lexical(
         largest = np.sort(np.argsort(-values, kind="stable")[:most])
         indices, values = indices[largest], values[largest]
     return SparseVector(indices.astype(np.int64), values)
+
+
+def looked_up(ids: NDArray[Any], table: NDArray[np.float32], most: int | None = None) -> SparseVector:
+    """Of a text's tokens: of each id its entry of the table [vocab], where that is not 0. most: entries, those farthest
+    from 0."""
+    indices = np.unique(ids).astype(np.int64)
+    indices = indices[table[indices] != 0]
+    if most is not None and len(indices) > most:
+        indices = np.sort(indices[np.argsort(-np.abs(table[indices]), kind="stable")[:most]])
+    return SparseVector(indices, table[indices])
 
 
 def tokens_kept(ids: NDArray[Any], offsets: NDArray[Any], skipped: NDArray[np.int64], first: bool) -> NDArray[np.bool_]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import string
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ftbert.input_file import exists, read_json_object, shown
 from ftbert.own_classes import PROJECTION, own_class
-from ftbert.sentence_modules import Module
+from ftbert.sentence_modules import ROUTERS, Module, inner_modules, read_routes
 from ftbert.text.checks import positive
 
 NOTHING = ("Dropout",)  # modules that do nothing at inference
@@ -21,6 +21,7 @@ SPARSE_LINEAR, MULTI_LINEAR = "sparse_linear.pt", "colbert_linear.pt"
 _SPARSE = (
     "SparseEncoder", "SpladePooling", "MLMTransformer", "SparseAutoEncoder", "CSRSparsity", "SparseStaticEmbedding",
 )  # fmt: skip
+_TABLE = "SparseStaticEmbedding"
 _MULTI = ("MultiVectorEncoder", "ColBERT", "MultiVectorMask", "TokenPooling")
 # PyLate's configs have the same entries as sentence-transformers' own.
 _ALIASES = {"pylate.models.Dense.Dense": "Dense"}
@@ -77,11 +78,14 @@ LayerSettings = DenseSettings | LayerNormSettings
 class SparseSettings:
     """An entry for each token of the vocabulary. linear: gives each token of a text a weight for its own entry, of
     which the largest counts. None: the logits of the masked language model's head, log(1 + relu(x)) so often as `logs`
-    says, summed over the text's tokens where `sums`, else the largest."""
+    says, summed over the text's tokens where `sums`, else the largest. table: the folder of one that gives the entries
+    of tokens in texts for the tasks `table_for` (None: for no named one), without a network."""
 
     logs: int = 1
     sums: bool = False
     linear: DenseSettings | None = None
+    table: Path | None = None
+    table_for: tuple[str | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -153,6 +157,28 @@ def read_splade(where: Path, modules: Sequence[Module]) -> SparseSettings:
         if value not in known:
             raise ValueError(f"{path}: {name} {shown(value)} is not supported; expected {' or '.join(known)}")
     return SparseSettings(logs=2 if activation == "log1p_relu" else 1, sums=strategy == "sum")
+
+
+def read_routed_splade(where: Path, modules: Sequence[Module]) -> tuple[SparseSettings, list[Module]]:
+    """Of a Router with two routes, SparseStaticEmbedding and a Transformer with SpladePooling, and the modules of the
+    second. ValueError for other routes."""
+    routes = read_routes(modules[0])
+    tables = {name: one[0] for name, one in routes.modules.items() if [m.kind for m in one] == [_TABLE]}
+    others = {name: one for name, one in routes.modules.items() if name not in tables}
+    if len(modules) > 1 or {*routes.modules} != {"query", "document"} or len(tables) != 1:
+        listed = "; ".join(f"{name}: {', '.join(m.full for m in one)}" for name, one in routes.modules.items())
+        behind = f", and behind it {', '.join(module.full for module in modules[1:])}" if len(modules) > 1 else ""
+        raise ValueError(
+            f"{where}: expected a {modules[0].kind} alone, with {_TABLE} for one of query and document and a "
+            f"Transformer with SpladePooling for the other; got {listed}{behind}"
+        )
+    ((name, table),), ((_, network),) = tables.items(), others.items()
+    path = table.folder / "config.json"
+    if exists(path) and read_json_object(path).get("path") is not None:
+        raise ValueError(f"{path}: path is not supported: expected the table's weights beside it")
+    asked = (None, *routes.modules) if routes.default == name else (*routes.modules,)
+    chosen = tuple(task for task in asked if task in (None, name))
+    return replace(read_splade(where, network), table=table.folder, table_for=chosen), network
 
 
 def read_linears(folder: Path, hidden: Any) -> tuple[SparseSettings | None, MultiSettings | None]:
@@ -277,8 +303,6 @@ def _dense(path: Path, config: Mapping[str, Any], normalized: bool) -> DenseSett
 
 def _routed(module: Module) -> str:
     """The kinds of modules that a Router chooses among, or ""."""
-    path = module.folder / "router_config.json"
-    if module.kind not in ("Router", "Asym") or not path.exists():
+    if module.kind not in ROUTERS:
         return ""
-    types = read_json_object(path).get("types")
-    return ", ".join(sorted({str(one).rsplit(".", 1)[-1] for one in types.values()})) if isinstance(types, dict) else ""
+    return ", ".join(sorted({one.kind.rpartition(".")[2] for one in inner_modules(module)}))
