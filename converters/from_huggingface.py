@@ -85,6 +85,10 @@ def write_folder(
 ) -> None:
     """A folder of our format, in one step: the config of `checkpoint`, which was opened from `source`, these tensors,
     and the tokenizer's files. Errors as of `convert`."""
+    if checkpoint.entities is not None:
+        raise ValueError(
+            f"{checkpoint.source.where}: ftbert's format has no place for a GLiNER's head; load the folder itself"
+        )
     place = Path(os.path.realpath(target))  # a link stays one
     if checkpoint.folder is not None:
         _refuse_links(checkpoint.folder)

@@ -18,6 +18,7 @@ from ftbert.checkpoint import (
     transformer_folder,
 )
 from ftbert.converters.families import find_family
+from ftbert.converters.gliner import GLINER, check_gliner
 from ftbert.converters.hub_name import HubName
 from ftbert.converters.huggingface import MERGE
 from ftbert.converters.own_code import read_config
@@ -97,23 +98,43 @@ def fetch(name: HubName, revision: str | None = None, token: str | None = None) 
         return download([escape(chosen)]) / chosen
     if "adapter_config.json" in files:
         raise ValueError(f"{repository}: a PEFT adapter (adapter_config.json), no whole model; {MERGE}")
-    if not {"config.json", MODULES}.intersection(files):
+    if not {"config.json", MODULES, GLINER}.intersection(files):
         raise FileNotFoundError(f"{repository}: no config.json in this repository; it holds {', '.join(files[:20])}")
     small = small_files(files)
     folder = download(small)
     if static_config(folder) is None:
-        _check_config(repository, transformer_folder(folder) / "config.json")
+        _check_config(repository, folder)
     # The small ones again: the repository may have changed meanwhile, and what is there is not fetched twice.
     return download(list(dict.fromkeys(small + weight_files(repository, files, folder))))
 
 
-def _check_config(repository: str, path: Path) -> None:
-    document = read_json_object(path)
+def fetch_small(repository: str, token: str | None = None) -> Path:
+    """The folder of the hub's snapshot with configs and the tokenizer's files; without a connection what was fetched
+    before. FileNotFoundError: it cannot be had."""
+    from huggingface_hub import HfApi, snapshot_download
+
+    try:
+        names = small_files(HfApi(token=token).list_repo_files(repository))
+        return Path(snapshot_download(repository, token=token, allow_patterns=names))
+    except Exception as error:  # noqa: BLE001 (the transport's own errors differ by release)
+        try:
+            return Path(snapshot_download(repository, local_files_only=True))
+        except Exception:  # noqa: BLE001
+            raise _unavailable(repository, error) from error
+
+
+def _check_config(repository: str, folder: Path) -> None:
+    """ValueError for what is not run, by its config alone."""
+    named = folder / GLINER
+    document = read_json_object(named if named.exists() else transformer_folder(folder) / "config.json")
     if document.get("format") == FORMAT:
         return
     try:
-        document = read_config(document)
-        find_family(document).config(document)
+        if named.exists():
+            check_gliner(document)
+        else:
+            document = read_config(document)
+            find_family(document).config(document)
     except ValueError as error:
         raise ValueError(f"{repository}: {error}") from error
 

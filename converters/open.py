@@ -24,7 +24,8 @@ from ftbert.checkpoint import (
 )
 from ftbert.converters.clip_families import text_part
 from ftbert.converters.gguf_source import gguf_of, open_gguf
-from ftbert.converters.hub import fetch
+from ftbert.converters.gliner import GLINER, open_gliner
+from ftbert.converters.hub import fetch, fetch_small
 from ftbert.converters.hub_name import HubName, is_gguf
 from ftbert.converters.huggingface import MERGE, recognise
 from ftbert.converters.onnx_check import check_graph
@@ -72,6 +73,8 @@ def open_checkpoint(
     folder = find_folder(source, revision, token, filename)
     if is_gguf(folder) and folder.is_file():
         return _from_gguf(folder)
+    if exists(folder / GLINER):
+        return open_gliner(folder, open_weights(folder, verify), lambda name: _backbone(folder, name, token))
     home = transformer_folder(folder)
     if (static := static_config(folder)) is not None:
         table = StaticTable(open_weights(home, verify))
@@ -140,7 +143,7 @@ def find_folder(
         if "adapter_config.json" in list_folder(folder):
             raise ValueError(f"{folder}: a PEFT adapter (adapter_config.json), no whole model; {MERGE}")
         home = transformer_folder(folder)
-        if static_config(folder) is None and not exists(home / "config.json"):
+        if static_config(folder) is None and not (exists(home / "config.json") or exists(folder / GLINER)):
             raise FileNotFoundError(f"{home}: no config.json in this folder")
         return folder
     name = None if there or isinstance(source, Path) else HubName.of(str(source), filename)
@@ -149,6 +152,17 @@ def find_folder(
             raise FileNotFoundError(f"{source}: no such file; one of the hub is named org/repo/file.gguf")
         raise FileNotFoundError(f"{source}: expected a model folder (with config.json and weights) or a hub id")
     return fetch(name, revision, token)
+
+
+def _backbone(folder: Path, name: str, token: str | None) -> Path:
+    """The small files of the model that a GLiNER's model_name names."""
+    there = Path(name)
+    if exists(there) and there.is_dir():
+        return there
+    repository = HubName.of(name, None)
+    if repository is None:
+        raise FileNotFoundError(f"{folder / GLINER}: model_name {name!r}: expected a folder or a hub id")
+    return fetch_small(repository.repository, token)
 
 
 def _from_huggingface(document: dict[str, Any], tensors: TensorSource, folder: Path | None, where: str) -> Checkpoint:

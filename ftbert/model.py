@@ -60,7 +60,7 @@ def load(
 ) -> Model:
     """A model ready to compute.
 
-    source: an ftbert or HuggingFace folder, an .onnx or .gguf file, a hub id, or a live transformers model. device:
+    source: a folder of ftbert, HuggingFace or GLiNER, an .onnx or .gguf file, a hub id, a live model. device:
     "cpu", "cuda", "cuda:1"; several GPUs, as a list or "cuda:*" for all, have a replica each and share the batches of
     texts (docs/several_gpus.md). parallel: one model instead, over these devices or over the processes of
     torch.distributed's default group, each on its own device, which all make the same calls. "tensor": each has a share

@@ -14,6 +14,7 @@ from ftbert.checkpoint.config import (
     activations,
 )
 from ftbert.checkpoint.eight_bits import fits_8_bits, told_products
+from ftbert.checkpoint.entity_head import EntityHead
 from ftbert.checkpoint.model_config import (
     WORD_TABLE,
     AttentionConfig,
@@ -81,8 +82,8 @@ from ftbert.staging_folder import StagingFolder
 __all__ = [
     "CAUSAL_LM", "DTYPES", "FORMAT", "MODULES", "ORIGIN", "OWN_CLASSES", "POOLED", "PROJECTION", "ROUTERS",
     "ROUTER_CONFIG", "STATIC", "TEXT_EMBEDS", "VERSION", "VOCABULARY", "WORD_TABLE", "AttentionConfig", "Checkpoint",
-    "CheckpointConfig", "FeedForwardConfig", "HeadConfig", "LayerConfig", "Make", "ModelConfig", "Module",
-    "NormConfig", "PositionConfig", "Projection", "RelativeBiasConfig", "RotaryConfig", "RowOrder", "Shape",
+    "CheckpointConfig", "EntityHead", "FeedForwardConfig", "HeadConfig", "LayerConfig", "Make", "ModelConfig",
+    "Module", "NormConfig", "PositionConfig", "Projection", "RelativeBiasConfig", "RotaryConfig", "RowOrder", "Shape",
     "ShardConfig", "StageConfig", "StagingFolder", "StateDictSource", "TensorSource", "WeightSpec", "activations",
     "check_shapes", "checksums", "cut", "digest_of", "exists", "expect_file", "expect_inside", "find_class",
     "find_weights", "fits_8_bits", "in_parts", "inner_modules", "in_transformers_words", "know_type", "list_folder",

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ftbert.checkpoint.config import CheckpointConfig
+from ftbert.checkpoint.entity_head import EntityHead
 from ftbert.checkpoint.model_config import ModelConfig
 from ftbert.checkpoint.tensors import TensorSource, check_shapes
 from ftbert.formats import numbers_of
@@ -47,6 +48,7 @@ class Checkpoint:
     made: dict[str, Make] = field(default_factory=dict)
     in_int8: Callable[[], Checkpoint] | None = None
     generation: dict[str, Any] | None = None  # of a live model: what its generation_config says
+    entities: EntityHead | None = None  # of a GLiNER
 
     def read(self, ours: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         if ours in self.made:

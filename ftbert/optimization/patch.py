@@ -28,8 +28,8 @@ def optimize(
     """Lets ftbert compute the encoder of a HuggingFace model, in place, and returns the same object.
 
     model: an encoder of transformers, bare or under any head, one beside a decoder or a model for images; a
-    SentenceTransformer or CrossEncoder; a `pipeline`; any torch module or object with `.model` that contains such
-    models. It must be in eval mode. Heads and poolers stay as they are. Optimizing again changes the settings, or
+    SentenceTransformer, CrossEncoder or GLiNER; a `pipeline`; any torch module or object with `.model` that contains
+    such models. It must be in eval mode. Heads and poolers stay as they are. Optimizing again changes the settings, or
     nothing.
 
     device: where the model is moved first; None leaves it. dtype: what the encoder computes in (fp32, fp16, bf16, fp8,

@@ -50,12 +50,12 @@ _OF_BERT = {
 }  # fmt: skip
 
 
-def load_tokenizer(folder: Path, settings: TextSettings | None = None) -> Any:
+def load_tokenizer(folder: Path, settings: TextSettings | None = None, by_class: bool = False) -> Any:
     """transformers' tokenizer of `folder`, which may be a converted one, as `settings` ask for it. Never runs the
     folder's code or goes online.
 
-    Warns where AutoTokenizer gives other ids than tokenizer.json, which then counts. FileNotFoundError without its
-    files, ValueError naming the one that cannot be used.
+    Warns where AutoTokenizer gives other ids than tokenizer.json, which then counts; by_class: not what it gives.
+    FileNotFoundError without its files, ValueError naming the one that cannot be used.
     """
     settings = settings or TextSettings()
     folder = folder / settings.subfolder
@@ -75,7 +75,8 @@ def load_tokenizer(folder: Path, settings: TextSettings | None = None) -> Any:
     given = {"local_files_only": True, "trust_remote_code": False, **settings.tokenizer_arguments}
     try:
         with panics_as_errors():
-            tokenizer = _of_a_table(folder) if settings.static is not None else _of_a_model(folder, settings, given)
+            static = settings.static is not None
+            tokenizer = _of_a_table(folder) if static else _of_a_model(folder, settings, given, by_class)
     except Exception as error:
         raise ValueError(f"{origin(_culprit(folder))}: cannot be used as a tokenizer ({explain(error)})") from error
     # Texts are cut, or refused in words, behind the tokenizer: its alarm about their length would come before either.
@@ -90,10 +91,10 @@ def load_tokenizer(folder: Path, settings: TextSettings | None = None) -> Any:
     return tokenizer
 
 
-def _of_a_model(folder: Path, settings: TextSettings, given: Mapping[str, Any]) -> Any:
+def _of_a_model(folder: Path, settings: TextSettings, given: Mapping[str, Any], by_class: bool) -> Any:
     of_bert = _is_of_bert(folder, settings)
     tokenizer = _class(of_bert).from_pretrained(str(folder), **({} if of_bert else _config(folder)), **given)
-    return _by_the_file(folder, tokenizer, given)
+    return tokenizer if by_class else _by_the_file(folder, tokenizer, given)
 
 
 def _of_a_table(folder: Path) -> Any:

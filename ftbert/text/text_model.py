@@ -14,6 +14,7 @@ from ftbert.text.checks import one_of, positive
 from ftbert.text.computing import compute_all
 from ftbert.text.elsewhere import ARGUMENTS, ARGUMENTS_OF_TOKENS, INPUTS
 from ftbert.text.encoding import embedding, text_options, tokenizer_of
+from ftbert.text.entities import predict_entities
 from ftbert.text.multi_vector import multi_vector_embedding
 from ftbert.text.precision import PRECISIONS, check_ranges, quantized
 from ftbert.text.scoring import labels_of, predict, rank, scoring, task_of, token_classify
@@ -280,6 +281,37 @@ class TextModel(SentenceNames):
             max_tokens=max_tokens, batch_size=batch_size, show_progress_bar=show_progress_bar,
         )  # fmt: skip
         return found
+
+    @keywords({"text": "texts"}, ARGUMENTS)
+    def predict_entities(
+        self,
+        texts: str | Iterable[str],
+        labels: Sequence[str] | Sequence[Sequence[str]],
+        *,
+        threshold: float = 0.5,
+        flat_ner: bool = True,
+        multi_label: bool = False,
+        batch_size: int | None = None,
+        max_tokens: int = 16384,
+        show_progress_bar: bool | None = None,
+    ) -> list[Any]:
+        """What a GLiNER finds in texts: a list of dicts for each text, of a single str its own, as the package `gliner`
+        gives them: start, end (in characters), text, label, score.
+
+        labels: what to look for, in words; a list for all texts, or one for each. threshold: the least probability.
+        flat_ner: entities do not overlap; False: one may lie within another. multi_label: the same words may have
+        several labels. Words beyond the config's max_len are left out, with a warning.
+        batch_size, max_tokens, show_progress_bar: as in `encode`; tokens of labels count.
+
+        TypeError for an item that is not a str, or labels with descriptions; ValueError for an option's value, a model
+        that is no GLiNER, a text that is too long with its labels.
+        """
+        given = [texts] if isinstance(texts, str) else listed(texts)
+        found = predict_entities(
+            self, given, labels, threshold=threshold, flat_ner=flat_ner, multi_label=multi_label,
+            batch_size=batch_size, max_tokens=max_tokens, show_progress_bar=show_progress_bar,
+        )  # fmt: skip
+        return found[0] if isinstance(texts, str) else found
 
     @keywords({"documents": "texts", "activation_fct": "activation_fn"}, ARGUMENTS, passed_to=predict)
     def rerank(
