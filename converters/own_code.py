@@ -7,7 +7,7 @@ from __future__ import annotations
 from ftbert.checkpoint import find_class, in_transformers_words, named_classes, shown
 from ftbert.converters.clip_families import text_part
 from ftbert.converters.families import find_family
-from ftbert.converters.family import Config
+from ftbert.converters.family import Config, entry
 from ftbert.converters.head_tables import rows_of
 
 _WITH_OPTIMIZE = "load it with transformers and call ftbert.optimize(model), which compares the two"
@@ -63,7 +63,7 @@ _NOMIC = {
 _NOMIC_ONLY = {
     "activation_function": "swiglu", "causal": False, "mlp_fc1_bias": False, "mlp_fc2_bias": False,
     "parallel_block": False, "prenorm": False, "qkv_proj_bias": False, "rotary_emb_fraction": 1.0,
-    "rotary_emb_interleaved": False, "rotary_emb_scale_base": None, "use_rms_norm": False, "num_experts": 0,
+    "rotary_emb_interleaved": False, "rotary_emb_scale_base": None, "use_rms_norm": False,
 }  # fmt: skip
 
 
@@ -71,7 +71,10 @@ def todays_words(document: Config) -> Config:
     """The same config, of two towers that of the text model; ValueError says what it asks for that transformers does
     not compute."""
     document = text_part(document)
-    if document.get("model_type") != "nomic_bert" or "n_embd" not in document:
+    if document.get("model_type") != "nomic_bert":
+        return document
+    _expect_no_experts(document)
+    if "n_embd" not in document:
         return document
     for key, only in _NOMIC_ONLY.items():
         if (said := document.get(key)) not in (None, only):
@@ -83,6 +86,19 @@ def todays_words(document: Config) -> Config:
         kept.add("n_positions")
     rest = {key: value for key, value in document.items() if key in kept}
     return {**rest, "hidden_act": "silu", **made}
+
+
+def _expect_no_experts(document: Config) -> None:
+    """nomic-embed-text-v2-moe: each second layer."""
+    every, experts = (entry(document, key, "int", 0) for key in ("moe_every_n_layers", "num_experts"))
+    if every > 0 or experts > 0:
+        chosen = entry(document, "moe_top_k", "int", 1)
+        raise ValueError(
+            f"num_experts {experts} (moe_every_n_layers {every}) is not supported: each token goes through {chosen} of "
+            f"{experts} feed-forward blocks, and `linear`, through which all products of layers go, has one matrix for "
+            "all rows; a count of rows for each expert is known on a GPU alone, and the host would wait for it in "
+            "each such layer. transformers runs it with trust_remote_code"
+        )
 
 
 def cut_texts(document: Config) -> str:

@@ -195,6 +195,8 @@ def render() -> str:
         "- encoders with `is_decoder` or `is_causal`, all with `add_cross_attention`, `position_embedding_type` other",
         "  than the family's own, ALBERT with `inner_group_num` over 1, ELECTRA multiple choice with a `summary_type`",
         "  other than first, RoFormer's, which reads the last column, and its `rotary_value`",
+        "- experts (nomic-embed-text-v2-moe: 2 of 8 in each second layer): a layer's product has one matrix for all",
+        "  rows, and a GPU would tell the host in each such layer how many rows an expert gets",
         "- rotary positions scaled by another rule than linear, dynamic, llama3 and yarn (`new`: ntk), or of a part of",
         "  each head; `layer_types` other than full_attention and sliding_attention",
         "- soft caps and scales of a decoder's logits, where it has its head",

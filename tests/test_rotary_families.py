@@ -328,6 +328,9 @@ def test_config_of_nomic_as_published(tmp_path: Path) -> None:
     assert type(load().reference()) is type(reference)
     with pytest.raises(ValueError, match="config.json: prenorm True is not supported: only False"):
         load(prenorm=True)
+    # nomic-embed-text-v2-moe
+    with pytest.raises(ValueError, match=r"num_experts 8 \(moe_every_n_layers 2\) is not supported: each token .* 2 of 8"):
+        load(num_experts=8, moe_every_n_layers=2, moe_top_k=2)
 
 
 def test_rotary_positions_that_change_with_the_length(tmp_path: Path) -> None:
