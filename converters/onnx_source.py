@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from ftbert.checkpoint import FORMAT, ModelConfig, TensorSource, exists, list_folder, read_json_object
+from ftbert.converters.clip_families import text_part
 from ftbert.converters.families import find_family
 from ftbert.converters.family import Family
 from ftbert.converters.onnx_config import differences, document, fit
@@ -116,17 +117,23 @@ def open_onnx(path: Path) -> tuple[dict[str, Any], OnnxSource, Path | None]:
 
 
 def _expect_known(family: Family) -> None:
-    if family.fixed.get("positions.kind") == "none":
-        raise ValueError(
-            f"model type {family.name!r} is read from its own weights, not from an ONNX graph: its positions are rotary"
-        )
+    biases = {"attention.relative_bias", "layers.{i}.attention.relative_bias"} & family.names.keys()
+    reason = ""
+    if "attention.positions" in family.names:
+        reason = "its scores have products with a table of positions"
+    elif "rotary" in family.positions:
+        reason = "its words' rows are scaled by the share of masked tokens"
+    elif family.fixed.get("positions.kind") == "none":
+        reason = "its scores have biases by distance in place of positions" if biases else "its positions are rotary"
+    if reason:
+        raise ValueError(f"model type {family.name!r} is read from its own weights, not from an ONNX graph: {reason}")
 
 
 def _given_config(home: Path | None) -> dict[str, Any] | None:
     if home is None or not (home / "config.json").is_file():
         return None
     found = read_json_object(home / "config.json")
-    return None if found.get("format") == FORMAT else found
+    return None if found.get("format") == FORMAT else text_part(found)
 
 
 def _names(family: Family, config: ModelConfig, encoder: Encoder) -> dict[str, Matrix]:

@@ -44,11 +44,49 @@ def check(path: Path, limit: float = 2e-5) -> ftbert.Model:
     return model
 
 
-def test_families_with_rotary_positions_are_refused_by_name(small: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "reason"),
+    [
+        ("modernbert", "its positions are rotary"), ("roformer", "its positions are rotary"),
+        ("t5", "biases by distance"), ("umt5", "biases by distance"), ("alibi_bert", "biases by distance"),
+        ("deberta", "products with a table of positions"), ("deberta-v2", "products with a table of positions"),
+        ("esm", "scaled by the share of masked tokens"),
+    ],
+)  # fmt: skip
+def test_families_that_no_graph_is_read_of(family: str, reason: str, small: Path, tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(small.read_bytes())
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "modernbert"}))
-    with pytest.raises(ValueError, match="'modernbert' is read from its own weights, not from an ONNX graph"):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+    with pytest.raises(ValueError, match=f"'{family}' is read from its own weights, not from an ONNX graph: .*{reason}"):
         ftbert.load(tmp_path)
+
+
+@pytest.mark.parametrize("family", ["t5", "deberta-v2", "esm", "modernbert"])
+def test_graphs_of_such_families_are_refused_without_a_config(family: str, tmp_path: Path) -> None:
+    """By what the graph has; nothing is read of it that would compute something else."""
+    path = export(make_model(family, "encoder", 0), tmp_path / "m.onnx", dynamo=False, attention="eager")
+    with pytest.raises(ValueError, match="m.onnx: no BERT-family encoder that ftbert can read"):
+        ftbert.load(path)
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+@pytest.mark.parametrize("family", ["clip_text_model", "siglip_text_model"])
+def test_texts_of_clip_and_siglip(family: str, exporter: str, tmp_path: Path) -> None:
+    """Whether each token sees those before it alone is in the config, its own or that of both towers."""
+    reference = make_model(family, "encoder", 1)
+    path = export(reference, tmp_path / "model.onnx", dynamo=EXPORTERS[exporter])
+    reference.config.save_pretrained(tmp_path)
+    model = check(path)
+    same_weights(model, reference)
+    assert model.checkpoint.config.architecture == family
+    towers = {"model_type": family.partition("_")[0], "text_config": reference.config.to_dict(), "vision_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(towers))
+    same_weights(ftbert.load(path), reference)
+    (tmp_path / "config.json").unlink()
+    if family == "clip_text_model":
+        with pytest.raises(ValueError, match="its graph computes something else than the encoder"):
+            ftbert.load(path)
+    else:  # layers as Megatron-BERT's
+        same_weights(ftbert.load(path), reference)
 
 
 def test_real_file(real_onnx: Path, tmp_path: Path) -> None:
