@@ -8,6 +8,7 @@ from glob import escape
 from pathlib import Path
 
 from ftbert.checkpoint import (
+    ADAPTER_WEIGHTS,
     FORMAT,
     MODULES,
     find_weights,
@@ -17,10 +18,10 @@ from ftbert.checkpoint import (
     shard_names,
     transformer_folder,
 )
+from ftbert.converters.adapters import ADAPTER, adapter_of, has_weights_among
 from ftbert.converters.families import find_family
 from ftbert.converters.gliner import GLINER, check_gliner
 from ftbert.converters.hub_name import HubName
-from ftbert.converters.huggingface import MERGE
 from ftbert.converters.own_code import read_config
 from ftbert.converters.static_embedding import static_config
 from ftbert.converters.text_files import LINEARS, MODULE_WEIGHTS, named_files
@@ -44,9 +45,13 @@ def weight_files(repository: str, files: list[str], folder: Path) -> list[str]:
     folder: with the small files. ValueError: no weights that ftbert reads.
     """
     home = transformer_folder(folder)
-    main = find_weights(_names_in(files, folder, home), repository)  # weights in other folders are other models'
+    names = _names_in(files, folder, home)
+    if ADAPTER in names and not has_weights_among(names):
+        main = next((name for name in ADAPTER_WEIGHTS if name in names), "")  # of the base, whoever opens it asks
+    else:
+        main = find_weights(names, repository)  # weights in other folders are other models'
     shards = shard_names(home / main) if main.endswith(".json") else []
-    found = [home / name for name in (main, *shards, *LINEARS, *named_files(home))]
+    found = [home / name for name in (main, *shards, *LINEARS, *named_files(home), *ADAPTER_WEIGHTS)]
     for module in (inner for one in read_modules(folder) for inner in inner_modules(one)):
         if module.folder not in (folder, home):
             names = _names_in(files, folder, module.folder)
@@ -62,7 +67,7 @@ def fetch(name: HubName, revision: str | None = None, token: str | None = None) 
     """The folder of the hub's snapshot, or a .gguf file in it; without a connection what was fetched before.
 
     revision: a branch, tag or commit, None: the main branch. token: None: that of HF_TOKEN or of `hf auth login`.
-    ValueError, before any weights are fetched: adapters alone, a model that ftbert does not run, no weights that it
+    ValueError, before any weights are fetched: a model that ftbert does not run, no weights that it
     reads; several GGUF files. FileNotFoundError: no such repository or file, or it cannot be reached.
     """
     from huggingface_hub import HfApi, snapshot_download
@@ -96,13 +101,11 @@ def fetch(name: HubName, revision: str | None = None, token: str | None = None) 
         return folder if chosen is None else folder / chosen
     if (chosen := name.choose(files)) is not None:
         return download([escape(chosen)]) / chosen
-    if "adapter_config.json" in files:
-        raise ValueError(f"{repository}: a PEFT adapter (adapter_config.json), no whole model; {MERGE}")
-    if not {"config.json", MODULES, GLINER}.intersection(files):
+    if not {"config.json", MODULES, GLINER, ADAPTER}.intersection(files):
         raise FileNotFoundError(f"{repository}: no config.json in this repository; it holds {', '.join(files[:20])}")
     small = small_files(files)
     folder = download(small)
-    if static_config(folder) is None:
+    if adapter_of(transformer_folder(folder)) is None and static_config(folder) is None:
         _check_config(repository, folder)
     # The small ones again: the repository may have changed meanwhile, and what is there is not fetched twice.
     return download(list(dict.fromkeys(small + weight_files(repository, files, folder))))

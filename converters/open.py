@@ -16,13 +16,14 @@ from ftbert.checkpoint import (
     TensorSource,
     exists,
     in_transformers_words,
-    list_folder,
     open_weights,
     read_checkpoint,
     read_json_object,
     transformer_folder,
 )
+from ftbert.converters.adapters import ADAPTER, AdaptedSource, Adapter, adapter_of, has_weights, text_folder
 from ftbert.converters.clip_families import text_part
+from ftbert.converters.families import find_family
 from ftbert.converters.gguf_source import gguf_of, open_gguf
 from ftbert.converters.gliner import GLINER, open_gliner
 from ftbert.converters.hub import fetch, fetch_small
@@ -31,7 +32,7 @@ from ftbert.converters.huggingface import MERGE, recognise
 from ftbert.converters.onnx_check import check_graph
 from ftbert.converters.onnx_int8 import with_int8
 from ftbert.converters.onnx_source import onnx_of, open_onnx
-from ftbert.converters.own_code import read_config
+from ftbert.converters.own_code import read_config, todays_words
 from ftbert.converters.static_embedding import StaticTable, static_config, with_sizes
 
 
@@ -76,6 +77,8 @@ def open_checkpoint(
     if exists(folder / GLINER):
         return open_gliner(folder, open_weights(folder, verify), lambda name: _backbone(folder, name, token))
     home = transformer_folder(folder)
+    if (adapter := adapter_of(home)) is not None:
+        return _adapted(folder, home, adapter, token, verify)
     if (static := static_config(folder)) is not None:
         table = StaticTable(open_weights(home, verify))
         return _from_huggingface(with_sizes(static, table), table, folder, str(home))
@@ -87,6 +90,31 @@ def open_checkpoint(
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
     return _from_huggingface(document, open_weights(home, verify), folder, where)
+
+
+def _adapted(folder: Path, home: Path, adapter: Adapter, token: str | None, verify: bool) -> Checkpoint:
+    """An adapter's base with the adapter merged into its weights. folder: of the adapter."""
+    where = str(adapter.where)
+    base = home if exists(home / "config.json") and has_weights(home) else None
+    if base is None:
+        if not adapter.base:
+            raise ValueError(f"{where}: base_model_name_or_path names no base, and no weights lie beside the adapter")
+        try:
+            base = find_folder(adapter.base, adapter.revision if not exists(Path(adapter.base)) else None, token)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"{where}: base_model_name_or_path: {error}") from error
+    inner = transformer_folder(base)
+    document = read_json_object(inner / "config.json")
+    if document.get("format") == FORMAT:
+        raise ValueError(f"{where}: its base {base} is a folder of ftbert convert; expected one of HuggingFace")
+    if exists(inner / ADAPTER) and inner != home:
+        raise ValueError(f"{where}: its base {base} has an adapter, too; merge that with ftbert convert")
+    try:
+        document = read_config(adapter.document(todays_words(document)))
+    except ValueError as error:
+        raise ValueError(f"{inner / 'config.json'}: {error}") from error
+    tensors = AdaptedSource(open_weights(inner, verify), adapter, find_family(document).prefixes, verify)
+    return _from_huggingface(document, tensors, text_folder(folder, home, base), str(inner / "config.json"))
 
 
 def _from_gguf(path: Path) -> Checkpoint:
@@ -140,9 +168,9 @@ def find_folder(
     there = exists(folder)
     if there and folder.is_dir():
         _expect_no_hub(str(folder), revision, token)
-        if "adapter_config.json" in list_folder(folder):
-            raise ValueError(f"{folder}: a PEFT adapter (adapter_config.json), no whole model; {MERGE}")
         home = transformer_folder(folder)
+        if exists(home / ADAPTER):
+            return folder
         if static_config(folder) is None and not (exists(home / "config.json") or exists(folder / GLINER)):
             raise FileNotFoundError(f"{home}: no config.json in this folder")
         return folder

@@ -43,10 +43,13 @@ _READ = (
     "files of llama.cpp are read with their tokenizer, quantized ones dequantised ([gguf.md](gguf.md)). Files",
     "that `onnxruntime.quantization.quantize_dynamic` has written, as vector databases ship them, are read",
     'too: their integers times their scales are the weights, and `dtype="int8"` multiplies by the integers.',
-    "`ftbert convert` makes a folder of a model that loads in 0.1 s, for ftbert alone",
-    "([install.md](install.md)). `revision=` and `token=` are those of the hub. A GLiNER's folder is one encoder of",
-    "these families under gliner_config.json, for `predict_entities` ([rerank.md](rerank.md)); its tokenizer and the",
-    "encoder's config are those of `model_name` where the folder lacks them.",
+    "PEFT folders (`adapter_config.json` beside the weights, or with the base that it names) are LoRA alone,",
+    "with DoRA, `use_rslora`, patterns of ranks and alphas, biases and `modules_to_save`, merged in float32",
+    "as the weights are read; other types are refused by name. `ftbert convert` makes a folder of a model",
+    "that loads in 0.1 s, for ftbert alone ([install.md](install.md)). `revision=` and `token=` are those of",
+    "the hub. A GLiNER's folder is one encoder of these families under gliner_config.json, for",
+    "`predict_entities` ([rerank.md](rerank.md)); its tokenizer and the encoder's config are those of",
+    "`model_name` where the folder lacks them.",
 )
 
 # Written by hand, from what the tests print.

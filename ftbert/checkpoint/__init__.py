@@ -33,11 +33,14 @@ from ftbert.checkpoint.model_config import (
 from ftbert.checkpoint.shards import cut, shard_of, stages_of
 from ftbert.checkpoint.tensor_bytes import checksums, digest_of, in_parts, sample_of
 from ftbert.checkpoint.tensors import (
+    ADAPTER_WEIGHTS,
     Shape,
     StateDictSource,
     TensorSource,
     check_shapes,
+    complaint,
     find_weights,
+    open_adapter,
     open_bin,
     open_weights,
     shard_names,
@@ -80,14 +83,15 @@ from ftbert.sentence_modules import (
 from ftbert.staging_folder import StagingFolder
 
 __all__ = [
-    "CAUSAL_LM", "DTYPES", "FORMAT", "MODULES", "ORIGIN", "OWN_CLASSES", "POOLED", "PROJECTION", "ROUTERS",
-    "ROUTER_CONFIG", "STATIC", "TEXT_EMBEDS", "VERSION", "VOCABULARY", "WORD_TABLE", "AttentionConfig", "Checkpoint",
-    "CheckpointConfig", "EntityHead", "FeedForwardConfig", "HeadConfig", "LayerConfig", "Make", "ModelConfig",
-    "Module", "NormConfig", "PositionConfig", "Projection", "RelativeBiasConfig", "RotaryConfig", "RowOrder", "Shape",
-    "ShardConfig", "StageConfig", "StagingFolder", "StateDictSource", "TensorSource", "WeightSpec", "activations",
-    "check_shapes", "checksums", "cut", "digest_of", "exists", "expect_file", "expect_inside", "find_class",
-    "find_weights", "fits_8_bits", "in_parts", "inner_modules", "in_transformers_words", "know_type", "list_folder",
-    "named", "named_classes", "open_bin", "open_weights", "origin", "own_class", "parse_json", "read_checkpoint",
-    "read_json_object", "read_json_value", "read_modules", "sample_of", "shard_names", "shard_of", "shared_layers",
-    "shown", "stages_of", "told_products", "transformer_folder", "typed", "warn_caller",
+    "ADAPTER_WEIGHTS", "CAUSAL_LM", "DTYPES", "FORMAT", "MODULES", "ORIGIN", "OWN_CLASSES", "POOLED", "PROJECTION",
+    "ROUTERS", "ROUTER_CONFIG", "STATIC", "TEXT_EMBEDS", "VERSION", "VOCABULARY", "WORD_TABLE", "AttentionConfig",
+    "Checkpoint", "CheckpointConfig", "EntityHead", "FeedForwardConfig", "HeadConfig", "LayerConfig", "Make",
+    "ModelConfig", "Module", "NormConfig", "PositionConfig", "Projection", "RelativeBiasConfig", "RotaryConfig",
+    "RowOrder", "Shape", "ShardConfig", "StageConfig", "StagingFolder", "StateDictSource", "TensorSource",
+    "WeightSpec", "activations", "check_shapes", "checksums", "complaint", "cut", "digest_of", "exists",
+    "expect_file", "expect_inside", "find_class", "find_weights", "fits_8_bits", "in_parts", "inner_modules",
+    "in_transformers_words", "know_type", "list_folder", "named", "named_classes", "open_adapter", "open_bin",
+    "open_weights", "origin", "own_class", "parse_json", "read_checkpoint", "read_json_object", "read_json_value",
+    "read_modules", "sample_of", "shard_names", "shard_of", "shared_layers", "shown", "stages_of", "told_products",
+    "transformer_folder", "typed", "warn_caller",
 ]  # fmt: skip

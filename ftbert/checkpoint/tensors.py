@@ -27,6 +27,8 @@ _VARIANTS = (
     r"pytorch_model\.bin\.index\.(\w+)\.json",
 )  # fmt: skip
 
+ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")  # best first
+
 _MOST_COMPLAINTS = 60  # lines of one message
 
 _DTYPES = {
@@ -241,6 +243,17 @@ def open_weights(folder: Path, verify: bool = True) -> TensorSource:
     return BinSource(files, str(folder if sharded else path))
 
 
+def open_adapter(folder: Path, verify: bool = True) -> TensorSource:
+    """The weights of a PEFT adapter, as of `open_weights`. FileNotFoundError where there are none."""
+    name = next((name for name in ADAPTER_WEIGHTS if name in list_folder(folder)), None)
+    if name is None:
+        raise FileNotFoundError(f"{folder}: an adapter without its weights; expected {' or '.join(ADAPTER_WEIGHTS)}")
+    path = folder / name
+    if path.suffix == ".bin":
+        return BinSource([path], str(path))
+    return SafetensorsSource([path], verify and verifies_files())
+
+
 def check_shapes(
     where: str,
     expected: dict[str, list[int]],
@@ -259,6 +272,10 @@ def check_shapes(
     extra = [name for name in found if name not in expected and name not in ignored]
     if wrong or any(name not in spare for name in extra):
         wrong += [f"extra {name} {list(found[name])}" for name in extra]
-        more = [f"and {len(wrong) - _MOST_COMPLAINTS} more"] if len(wrong) > _MOST_COMPLAINTS else []
-        listed = "\n  ".join(wrong[:_MOST_COMPLAINTS] + more)
-        raise ValueError(f"{where}: the weights do not fit the config:\n  {listed}")
+        raise ValueError(complaint(f"{where}: the weights do not fit the config", wrong))
+
+
+def complaint(what: str, wrong: list[str]) -> str:
+    """One message of several lines."""
+    more = [f"and {len(wrong) - _MOST_COMPLAINTS} more"] if len(wrong) > _MOST_COMPLAINTS else []
+    return "\n  ".join([f"{what}:", *wrong[:_MOST_COMPLAINTS], *more])
