@@ -90,7 +90,8 @@ class Family:
     positions: what position_embedding_type may say. frequencies: patterns of tensors in which files may hold the rotary
     ones, which then count, as in transformers; the first is the name of its own. decoder: each token sees those before
     it alone, unless is_causal is false. made: tensors of the encoder that its code makes from the config, by name; a
-    file that holds other numbers is refused.
+    file that holds other numbers is refused. beside: beginnings of names, behind the base, that are none of the
+    encoder's.
     """
 
     name: str
@@ -109,6 +110,7 @@ class Family:
     frequencies: tuple[str, ...] = ()
     decoder: bool = False
     made: dict[str, Callable[[ModelConfig], torch.Tensor]] = field(default_factory=dict)
+    beside: tuple[str, ...] = ()
 
     @property
     def bases(self) -> tuple[str, ...]:

@@ -27,9 +27,11 @@ def silent(family: Family, found: dict[str, Shape]) -> set[str]:
 def outside(family: Family, prefix: str, found: dict[str, Shape]) -> set[str]:
     """Names of tensors that are none of the encoder's. prefix: what stands before the encoder's names in `found`."""
     modules = {name.partition(".")[0] for row in family.names.values() for name in sources_of(row)}
+    beside = tuple(before + name for before in family.prefixes for name in family.beside)
 
     def inside(name: str) -> bool:
-        return name.startswith(family.bases) or (not prefix and name.partition(".")[0] in modules)
+        begins = name.startswith(family.bases) or (not prefix and name.partition(".")[0] in modules)
+        return begins and not name.startswith(beside)
 
     return {name for name in found if not inside(name)} - silent(family, found)
 
@@ -47,4 +49,7 @@ def left_out(rows: list[HeadRow], architecture: str, found: dict[str, Shape], ot
 
 
 def _some(names: list[str]) -> str:
+    """One of each module, first."""
+    of_modules = {name.partition(".")[0]: name for name in reversed(names)}.values()
+    names = sorted(names, key=lambda name: name not in of_modules)
     return ", ".join(names[:_MOST]) + (f" and {len(names) - _MOST} more" if len(names) > _MOST else "")

@@ -85,6 +85,7 @@ def _like_t5(name: str, usual: str, own_tables: bool = False) -> Family:
         fixed=_FIXED,
         adjust=adjust,
         buffers=("embed_tokens.weight",),
+        beside=("decoder.",),
         lacks=("sequence_classification", "question_answering", "masked_lm", "multiple_choice"),
     )
 

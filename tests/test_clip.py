@@ -195,3 +195,11 @@ def test_a_text_longer_than_the_table_is_refused(family: str) -> None:
     with pytest.raises(RuntimeError, match="the model has positions for 53"):
         model(torch.full((1, 54), 7))
     assert FAMILIES[family].bases == ("text_model.",)
+
+
+def test_an_id_of_the_end_that_is_none_is_refused(tmp_path: Path) -> None:
+    make_model("clip_text_model", "encoder", 0).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": "</s>"}))
+    with pytest.raises(ValueError, match="config.json: eos_token_id: expected a whole number, got '</s>'"):
+        ftbert.load(tmp_path)

@@ -87,6 +87,25 @@ def test_a_checkpoint_with_a_decoder_is_read_as_its_encoder(tmp_path: Path, fami
         assert_close(model(**batch).last_hidden_state[kept], want, atol=3e-5)
 
 
+@pytest.mark.parametrize("ending", ["ForSequenceClassification", "ForQuestionAnswering"])
+def test_a_head_behind_the_decoder_is_left_out_by_name(tmp_path: Path, ending: str) -> None:
+    import transformers
+
+    config = make_config("t5", 0, num_decoder_layers=1, eos_token_id=1, decoder_start_token_id=0)
+    reference = randomise(getattr(transformers, f"T5{ending}")(config))
+    reference.save_pretrained(tmp_path)
+    name = "qa_outputs" if "Question" in ending else "classification_head"
+    for source in (reference, tmp_path):
+        with pytest.warns(UserWarning, match=rf"left out \(.*decoder\.block.*{name}|left out \({name}.*decoder\.block"):
+            model = ftbert.load(source)
+        batch = make_batch(reference, "encoder", "right")
+        kept = batch["attention_mask"].bool()
+        want = reference.get_encoder()(**batch).last_hidden_state[kept]
+        assert_close(model(**batch).last_hidden_state[kept], want, atol=3e-5)
+        with pytest.raises(ValueError, match="this model has no head for sequence_classification; its heads: none"):
+            model.head("sequence_classification")
+
+
 @pytest.mark.parametrize("family", KINDS)
 def test_optimize_computes_the_encoder_of_a_model_that_generates(family: str) -> None:
     model = whole(family, 1)
