@@ -374,7 +374,8 @@ class Model(Replicated, TextModel, LanguageModel):
         """Device, dtype and which kernels were chosen and why; of several replicas where each lies, of several ranks
         what a sum over them takes."""
         later = [f"{head.task} (on demand)" for head in self.checkpoint.config.heads if head.on_demand]
-        heads = ", ".join([*self.tasks, *later]) or "none"
+        entities = ["entities by labels"] if self.checkpoint.entities is not None else []
+        heads = ", ".join([*self.tasks, *later, *entities]) or "none"
         return {
             "architecture": self.checkpoint.config.architecture,
             "heads": heads,

@@ -16,6 +16,7 @@ from gliner_models import LABELS, SHAPES, TEXTS, make_gliner
 
 import ftbert
 from ftbert.converters import convert
+from ftbert.quantization import quantize
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sentence of length", "ignore:texts of more than")
 EACH = [LABELS, LABELS[:1], ["world", "two spaces", "a"], LABELS, LABELS, ["b"], LABELS[2:]]
@@ -135,6 +136,9 @@ def test_what_is_not_computed_is_refused_by_name(
 def test_errors_name_what_is_wrong(tmp_path: Path, tiny_bert: Callable[..., Path]) -> None:
     make_gliner(tmp_path / "m", "no lstm")
     model = ftbert.load(tmp_path / "m")
+    assert model.info()["heads"] == "entities by labels"
+    with pytest.raises(ValueError, match="a GLiNER is not quantized by calibration"):
+        quantize(tmp_path / "m", tmp_path / "int8", dtype="int8")
     with pytest.raises(ValueError, match="load the folder itself"):
         convert(tmp_path / "m", tmp_path / "converted")
     with pytest.raises(ValueError, match="gliner_config.json"):

@@ -22,7 +22,7 @@ from ftbert.converters import model_files, open_checkpoint, write_folder
 from ftbert.dtypes import Q8_0, Dtype, users_word
 from ftbert.quantization.contents import digest_of
 from ftbert.quantization.q8_0 import in_q8_0
-from ftbert.quantization.quantize import calibration_texts, quantize
+from ftbert.quantization.quantize import calibration_texts, quantize, text_folder
 from ftbert.text import TOKENIZER_FILES
 from ftbert.user_cache import cache_folder, locked, make_private, untrusted
 from ftbert.version import __version__
@@ -110,11 +110,7 @@ def cached_at(checkpoint: Checkpoint, dtype: Dtype) -> Path | None:
 def _source(checkpoint: Checkpoint) -> Path:
     """The folder or file that `checkpoint` was opened from."""
     found = Path(checkpoint.source.where)
-    if found.suffix in _FILES:
-        return found
-    if checkpoint.folder is None:
-        raise ValueError(f"{found}: calibration needs a tokenizer, so a folder or a hub id")
-    return checkpoint.folder
+    return found if found.suffix in _FILES else text_folder(checkpoint)
 
 
 def _identity(checkpoint: Checkpoint, digests: Path) -> tuple[str, list[Any]]:

@@ -179,11 +179,22 @@ def _exact_products() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def _tokenizer(checkpoint: Checkpoint) -> Tokenizer:
+def text_folder(checkpoint: Checkpoint) -> Path:
+    """Where the tokenizer for calibration is; ValueError without one."""
+    where = checkpoint.source.where
+    if checkpoint.entities is not None:
+        raise ValueError(
+            f"{where}: a GLiNER is not quantized by calibration, which reads texts without labels; fp16, bf16 and q8_0 "
+            "need none"
+        )
     if checkpoint.folder is None:
-        raise ValueError(f"{checkpoint.source.where}: calibration needs a tokenizer, so a folder or a hub id")
-    settings = TextSettings.from_folder(checkpoint.folder)
-    return Tokenizer(checkpoint.folder, settings, checkpoint.config.encoder.max_seq)
+        raise ValueError(f"{where}: calibration needs a tokenizer, so a folder or a hub id")
+    return checkpoint.folder
+
+
+def _tokenizer(checkpoint: Checkpoint) -> Tokenizer:
+    folder = text_folder(checkpoint)
+    return Tokenizer(folder, TextSettings.from_folder(folder), checkpoint.config.encoder.max_seq)
 
 
 def _ids(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Tensor]:
