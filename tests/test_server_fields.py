@@ -88,7 +88,7 @@ def test_fields_that_would_change_the_answer_are_not_ignored(tmp_path: Path, tin
     with in_thread(("m", folder), ("r", rank)) as server:
         plain = model.encode(TEXTS)
         for name, harmless, other in (
-            ("late_chunking", False, True), ("embedding_type", "float", "ubinary"), ("normalized", True, False),
+            ("embedding_type", "float", "ubinary"), ("normalized", True, False),
             ("output_dtype", "float", "int8"), ("embed_dtype", "float32", "float16"), ("endianness", "little", "big"),
             ("add_special_tokens", True, False), ("truncation", True, False), ("output_dimension", None, 8),
             ("instruction", None, "find"),

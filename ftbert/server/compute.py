@@ -20,6 +20,7 @@ from ftbert.text import (
     Upload,
     launch,
     next_logits,
+    pooled_rows,
     sharing,
     splade_rows,
     text_vectors,
@@ -69,6 +70,14 @@ class Compute:
             skip = np.zeros(len(texts.cu_seqlens) - 1, dtype=np.int32)
             skip[: texts.batch.texts] = _joined([_skipped(span) for span in texts.batch.spans])
         return self._text_vectors(texts, skip=skip)
+
+    def chunks(self, texts: _Packed) -> torch.Tensor:
+        rows = _marked(texts.batch.spans, 1)[0]
+        lengths = np.diff(np.append(rows, len(texts.ids)))
+        skip = np.zeros(len(rows), dtype=np.int32)
+        firsts = np.searchsorted(rows, texts.cu_seqlens[: texts.batch.texts])  # of each text's parts
+        skip[firsts] = _joined([_skipped(span) for span in texts.batch.spans])
+        return pooled_rows(texts.model, texts.hidden(), lengths, self.pooling, texts.upload, skip)
 
     def sparse_vectors(self, texts: _Packed) -> torch.Tensor:
         assert self.sparse is not None

@@ -30,6 +30,7 @@ from ftbert.text import (
     skipped_ids,
     table_tokenizer,
     table_weights,
+    takes_chunks,
     tokenizer_of,
     unweighted,
 )
@@ -113,6 +114,7 @@ def _vectors(tokenizer: Tokenizer, pooling: str, truncate_dim: int | None) -> Ve
         else {task: skipped_ids(tokenizer, multi, task).tolist() for task in ("query", "document")},
         first_token=multi is None or multi.first,
         expands=multi is not None and multi.expansion is not None,
+        chunks=takes_chunks(tokenizer.settings),
     )
 
 

@@ -61,7 +61,8 @@ class VectorFacts(msgspec.Struct, frozen=True):
     """sparse: how sparse vectors come about, "splade", "lexical" (see ftbert.text.lexical; unweighted: its ids without
     a weight) or "" where there are none. skipped: ids without a vector in texts for "query" or "document", of a model
     that compares vectors of tokens ("multi_vector", or beside vectors of texts: BGE-M3); else empty. first_token: a
-    text's first token may have a vector. expands: queries are made longer, which a server does not do."""
+    text's first token may have a vector. expands: queries are made longer, which a server does not do. chunks: parts
+    of a text have vectors (late chunking)."""
 
     pooling: str
     truncate_dim: int | None
@@ -70,6 +71,7 @@ class VectorFacts(msgspec.Struct, frozen=True):
     skipped: dict[str, list[int]] = {}
     first_token: bool = True
     expands: bool = False
+    chunks: bool = False
 
 
 class TableFacts(msgspec.Struct, frozen=True):

@@ -123,7 +123,8 @@ async def embeddings(asked: Asked[OpenAIEmbed]) -> Made:
     body, model = asked.body, asked.model
     encoding = _encoding(body.encoding_format)
     kept = check_dimensions(body.dimensions, model)
-    done = await _vectors(asked, _reading(body, model))
+    how = _reading(body, model)
+    done = await (_chunks(asked, how) if body.late_chunking else _vectors(asked, how))
     rows = _finished(done.rows, kept, body.use_activation is not False)
     return done, await _listed(rows, encoding, "embedding", "embedding", model, done)
 
@@ -150,6 +151,23 @@ def _vectors(asked: Asked[Any], how: Reading, kind: Kind = Kind.EMBED) -> Corout
     encoder = asked.model.encoder()
     encode = partial(encoder.encode, asked.texts, how.prompt, how.truncate, how.side, how.most)
     return asked.model.compute(asked.request, kind, characters(asked.texts), encode, encoder.inline)
+
+
+def _chunks(asked: Asked[Any], how: Reading) -> Coroutine[Any, Any, Computed]:
+    """The inputs are parts of one text, in turn; where none ends or begins with white space, a space stands between
+    two. rows: float32 [inputs, hidden]. ApiError 422."""
+    encoder, parts = asked.model.encoder(), [one for one in asked.texts if isinstance(one, str)]
+    if len(parts) < len(asked.texts):
+        raise validation("`late_chunking` is for texts: parts of one; got token ids", param="input")
+    if not asked.model.about.vectors.chunks:
+        raise validation("`late_chunking`: this model's tokens do not see their text", param="late_chunking")
+    for i, part in enumerate(parts[1:]):
+        apart = part[:1].isspace() or parts[i][-1:].isspace() or not part or not parts[i]
+        parts[i + 1] = part if apart else " " + part
+    return asked.model.compute(
+        asked.request, Kind.CHUNKS, characters(list(parts)), lambda: encoder.encode_chunks(parts, how.prompt),
+        encoder.inline,
+    )  # fmt: skip
 
 
 async def _token_vectors(asked: Asked[Any], how: Reading, purpose: str, compared: bool) -> Computed:

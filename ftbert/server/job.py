@@ -54,6 +54,8 @@ class Kind(IntEnum):
     WEIGHTS = 6, "tokens", "weights", lambda about: PER_ENTRY
     # Of each token, through a folder's Dense modules, [tokens, width].
     VECTORS = 7, "tokens", "vectors", lambda about: PER_NUMBER * about.model.token_width
+    # Of each part of a text, pooled as a text is, [width]; `marked` are the first tokens of parts, a text's first too.
+    CHUNKS = 8, "masks", "chunks", lambda about: PER_NUMBER * about.model.hidden
 
 
 @dataclass(eq=False)
@@ -62,8 +64,8 @@ class Job:
 
     ids: int32 [tokens] of all texts; offsets: int64 [texts + 1], each text's place in them. skip: int32 [texts], tokens
     at the beginning of each text that are not pooled, or None. types: uint8 [tokens] or None for zeros. marked: int32,
-    places in ids, of Kind.FILLED. targets: int32, at most BEST ids which alone are asked for, or None. deadline: by
-    time.monotonic(), which all processes of a machine share. owner: whom the answer goes to.
+    places in ids, of Kind.FILLED and CHUNKS. targets: int32, at most BEST ids which alone are asked for, or None.
+    deadline: by time.monotonic(), which all processes of a machine share. owner: whom the answer goes to.
     """
 
     id: int

@@ -42,7 +42,8 @@ class TokenLimits(msgspec.Struct, kw_only=True):
 
 class OpenAIEmbed(TokenLimits, kw_only=True):
     """truncate: true or false as TEI, NONE, START or END as Cohere and NVIDIA. prompt_name, input_type, task: see
-    embed_routes. use_activation: false leaves the length of vectors as it is."""
+    embed_routes. use_activation: false leaves the length of vectors as it is. late_chunking: as Jina, the inputs are
+    parts of one text."""
 
     input: Inputs
     user: str | None = None
@@ -53,6 +54,7 @@ class OpenAIEmbed(TokenLimits, kw_only=True):
     input_type: str | None = None
     task: str | None = None
     use_activation: bool | None = None
+    late_chunking: bool | None = None
 
 
 class Sentences(msgspec.Struct):
@@ -194,7 +196,7 @@ _NOT_HERE = {"instruct": (), "instruction": (), **_NO_PROMPT}
 _WRITTEN: dict[str, tuple[Any, ...]] = {
     "add_special_tokens": (True,), "embed_dtype": ("float32",), "endianness": ("native", "little"),
     "embedding_type": ("float",), "encoding_type": ("float",), "output_dtype": ("float",), "output_dimension": (),
-    "normalize": (True,), "normalized": (True,), "late_chunking": (False,), "return_multivector": (False,),
+    "normalize": (True,), "normalized": (True,), "return_multivector": (False,),
     "truncation": (True,), "modality": ("text",), **_NOT_HERE,
 }  # fmt: skip
 ONLY: dict[Any, dict[str, tuple[Any, ...]]] = {
@@ -202,7 +204,7 @@ ONLY: dict[Any, dict[str, tuple[Any, ...]]] = {
     Predict: {"instruct": (), "instruction": ()},
     TokenClassify: {"raw_scores": (False,), "prompt_name": ()},
     OpenAIEmbed: _WRITTEN,
-    Pooling: {**_WRITTEN, "prompt_name": (), "input_type": ()},
+    Pooling: {**_WRITTEN, "prompt_name": (), "input_type": (), "late_chunking": (False,)},
     Classify: {"add_special_tokens": (True,), "activation": (True,), "softmax": (True,), "labels": (), **_NOT_HERE},
     Score: _NO_PROMPT,
     JinaRerank: {

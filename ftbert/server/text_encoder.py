@@ -132,6 +132,30 @@ class TextEncoder:
             raise _too_long("more", most)
         return Encoded(found.ids.astype(np.int32), found.starts, sum(map(len, texts)), encodings=made)
 
+    def encode_chunks(self, parts: Sequence[str], prompt: str) -> Encoded:
+        """Parts of one text as one sequence, each marked by its first token: that which ends within it. ApiError 422:
+        longer than the model reads, or a part without a token."""
+        text, starts, at = prompt, [], len(prompt)
+        for part in parts:
+            text += part
+            starts.append(at)
+            at += len(part)
+        encoded = self.encode_with_places([text], truncate=False, side="right")
+        encoding = encoded.encodings[0]
+        own = np.array(encoding.special_tokens_mask, dtype=np.bool_) == 0
+        ends = np.maximum.accumulate(np.where(own, [end for _, end in encoding.offsets], 0))
+        if own.any():
+            ends[np.flatnonzero(own)[-1] + 1 :] = len(text) + 1  # behind the text: the last part's
+        marked = np.searchsorted(ends, starts, side="right")
+        marked[0] = 0
+        before = np.append(0, np.cumsum(own))  # of each token, those of the text that stand before it
+        if (np.diff(before[np.append(marked, len(ends))]) < 1).any():
+            raise validation("`late_chunking`: each input needs a token of its own", param="input")
+        encoded.marked = marked.astype(np.int32)
+        if prompt and not self.about.text.include_prompt:
+            encoded.skip = np.array([self._prompt_tokens(prompt)], dtype=np.int32)
+        return encoded
+
     def _tokens(
         self, texts: Sequence[Any], truncate: bool, side: str, most: int,
         tokens: Callable[[Sequence[Any], int, str], Tokens] | None = None,

@@ -27,8 +27,9 @@ from ftbert.text.vector_modules import MULTI_LINEAR, SPARSE_LINEAR, MultiSetting
 if TYPE_CHECKING:
     from ftbert.text.computing import compute_windows, launch
     from ftbert.text.encoding import embedding, loaded_tokenizer, text_options, tokenizer_of
+    from ftbert.text.late_chunks import takes_chunks
     from ftbert.text.multi_vector import multi_vector_embedding, skipped_ids, token_vectors
-    from ftbert.text.pooling import Upload, dense_of, filling, text_vectors, token_states
+    from ftbert.text.pooling import Upload, dense_of, filling, pooled_rows, text_vectors, token_states
     from ftbert.text.precision import check_ranges, quantized, ranges_of, stored_as
     from ftbert.text.scoring import ScoreSettings, next_logits, score_ids, score_task
     from ftbert.text.shared_prefix import sharing
@@ -43,8 +44,8 @@ __all__ = [
     "TemplateEncoder", "TextModel", "TextOptions", "TextSettings", "TokenLabels", "Tokenizer", "Tokens", "Upload",
     "Window", "Workers", "batches_of", "by_token_budget", "check_charsmaps", "check_pooling", "check_ranges",
     "compute_windows", "dense_of", "embedding", "entries_of", "filling", "joined", "launch", "lexical",
-    "load_tokenizer", "loaded_tokenizer", "looked_up", "multi_vector_embedding", "next_logits", "pack",
-    "panics_as_errors", "quantized", "ranges_of", "score_ids", "score_task", "sharing", "skipped_ids",
+    "load_tokenizer", "loaded_tokenizer", "looked_up", "multi_vector_embedding", "next_logits", "pack", "pooled_rows",
+    "takes_chunks", "panics_as_errors", "quantized", "ranges_of", "score_ids", "score_task", "sharing", "skipped_ids",
     "sparse_embedding", "splade_rows", "stored_as", "table_tokenizer", "table_weights", "text_options",
     "text_vectors", "token_states", "token_vectors", "token_weights", "tokenizer_of", "tokens_kept", "tokens_of",
     "unweighted",
@@ -55,7 +56,8 @@ _LATE = {
     "compute_windows": "computing", "dense_of": "pooling", "embedding": "encoding", "filling": "pooling",
     "launch": "computing",
     "loaded_tokenizer": "encoding",
-    "multi_vector_embedding": "multi_vector", "next_logits": "scoring", "quantized": "precision",
+    "multi_vector_embedding": "multi_vector",
+    "pooled_rows": "pooling", "takes_chunks": "late_chunks", "next_logits": "scoring", "quantized": "precision",
     "ranges_of": "precision", "score_ids": "scoring", "score_task": "scoring", "sharing": "shared_prefix",
     "skipped_ids": "multi_vector", "sparse_embedding": "sparse", "splade_rows": "sparse", "stored_as": "precision",
     "text_options": "encoding", "text_vectors": "pooling", "token_states": "pooling", "token_vectors": "multi_vector",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,7 @@ class Batch:
     longest: int  # tokens of the longest text
     rows: NDArray[np.int64]  # [texts]: the texts' positions in the window
     types: NDArray[np.int64] | None = None  # [tokens]: token types; None: all 0
+    marks: Sequence[Any] | None = None  # [texts], as of `Tokens`
 
 
 def windows_of(texts: Sequence[Text]) -> Iterator[tuple[slice, Sequence[Text]]]:
@@ -89,4 +90,5 @@ def pack(tokens: Tokens, rows: NDArray[np.int64]) -> Batch:
     # Of each token of the batch the place among all tokens.
     places = np.repeat(tokens.starts[rows] - cu_seqlens[:-1], lengths) + np.arange(cu_seqlens[-1])
     types = None if tokens.types is None else tokens.types[places]
-    return Batch(tokens.ids[places], cu_seqlens, int(lengths.max(initial=0)), rows, types)
+    marks = None if tokens.marks is None else [tokens.marks[row] for row in rows.tolist()]
+    return Batch(tokens.ids[places], cu_seqlens, int(lengths.max(initial=0)), rows, types, marks)

@@ -108,6 +108,16 @@ def pooled_vectors(model: PackedModel, batch: Batch, upload: Upload, how: TextOp
     return torch.nn.functional.normalize(part) if how.normalize else part.contiguous()
 
 
+def finished(vectors: torch.Tensor, how: TextOptions) -> torch.Tensor:
+    """Pooled vectors normalised and truncated as `how` says."""
+    if how.normalize_whole or (how.normalize and how.truncate_dim is None):
+        vectors = torch.nn.functional.normalize(vectors)
+    if how.truncate_dim is None:
+        return vectors
+    part = vectors[:, : how.truncate_dim]
+    return torch.nn.functional.normalize(part) if how.normalize else part.contiguous()
+
+
 def _warn_of_scores(model: PackedModel) -> None:
     """Once per model: it was trained to score texts, and its folder does not say how vectors are made of it."""
     if has_score_head(model) and not tokenizer_of(model).settings.stated:

@@ -163,6 +163,19 @@ def text_vectors(
     return normalize(vectors) if unit else vectors
 
 
+def pooled_rows(
+    model: PackedModel, hidden: torch.Tensor, lengths: NDArray[np.int64], pooling: str, upload: Upload,
+    skip: NDArray[np.int32] | int = 0,
+) -> torch.Tensor:  # fmt: skip
+    """float32 [spans, width], through the Dense modules: of spans of so many rows of hidden each, in turn. skip: as of
+    `text_vectors`, of spans."""
+    pooled = _Pooled(hidden, upload(_offsets(lengths).astype(np.int32)), lengths, skip, upload)
+    vectors = torch.cat([pooled.by(mode) for mode in pooling.split("+")], dim=1)
+    for layer in dense_of(model, "dense"):
+        vectors = layer(vectors)
+    return vectors
+
+
 def filling(model: PackedModel) -> tuple[int, int] | None:
     """Up to how many tokens texts are filled, and the id of padding, where that is how the model reads them."""
 

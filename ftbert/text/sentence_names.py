@@ -14,6 +14,7 @@ from ftbert.packed_model import PackedModel
 from ftbert.text.checks import one_of, positive
 from ftbert.text.elsewhere import ELSEWHERE, answer
 from ftbert.text.encoding import text_options, tokenizer_of, users_tokenizer
+from ftbert.text.late_chunks import split
 from ftbert.text.multi_vector import multi_vector_embedding
 from ftbert.text.options import choose_prompt
 from ftbert.text.scoring import gives_scores, task_of
@@ -170,6 +171,14 @@ class SentenceNames(PackedModel):
     def tokenize(self, texts: str | Iterable[Any], **options: Any) -> dict[str, Tensor]:
         """`preprocess` by its older name."""
         return self.preprocess(texts, **options)
+
+    def chunk_spans(self, texts: str | Iterable[str], chunk_tokens: int) -> Any:
+        """The spans of `encode(texts, chunk_tokens=...)`: for each text a list of (start, end) in characters, without
+        gaps, each of so many tokens but the last. Of a single str its own list."""
+        given = [texts] if isinstance(texts, str) else listed(texts)
+        check_texts(given)
+        found = split(tokenizer_of(self), given, positive("chunk_tokens", chunk_tokens))
+        return found[0] if isinstance(texts, str) else found
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ELSEWHERE:  # it would change nothing

@@ -15,6 +15,7 @@ from ftbert.text.computing import compute_all
 from ftbert.text.elsewhere import ARGUMENTS, ARGUMENTS_OF_TOKENS, INPUTS
 from ftbert.text.encoding import embedding, text_options, tokenizer_of
 from ftbert.text.entities import predict_entities
+from ftbert.text.late_chunks import chunk_embedding, spanned
 from ftbert.text.multi_vector import multi_vector_embedding
 from ftbert.text.precision import PRECISIONS, check_ranges, quantized
 from ftbert.text.scoring import labels_of, predict, rank, scoring, task_of, token_classify
@@ -55,6 +56,8 @@ class TextModel(SentenceNames):
         convert_to_tensor: bool = False,
         show_progress_bar: bool | None = None,
         task: str | None = None,
+        chunks: Any = None,
+        chunk_tokens: int | None = None,
     ) -> Any:
         """Texts -> float32 numpy [n, width], in input order; [width] for a single str. width is hidden, or what the
         folder's Dense modules make of it, or truncate_dim.
@@ -87,6 +90,10 @@ class TextModel(SentenceNames):
         of each entry (what lies outside becomes the nearest); the others pack eight signs into a byte.
         convert_to_tensor: a torch tensor on the model's device; convert_to_numpy=False alone: a list of them.
         task: "query" or "document": their prompt and length, as encode_query and encode_document.
+        chunks, chunk_tokens: late chunking. A list of float32 [spans, width], one for each text, whose tokens see all
+        of it (of what is longer than the model reads, windows that overlap by a quarter); a span is pooled as a text.
+        chunks: for each text the spans, (start, end) in characters; a token is of the span in which it ends, special
+        ones of that with the text's beginning or end. chunk_tokens: tokens of a span, as `chunk_spans` cuts them.
 
         TypeError for an item that is not a str; ValueError for an option's value, a lone surrogate, a model without a
         usable tokenizer, a folder that asks for what ftbert does not do (the message names the file), or that is for
@@ -109,16 +116,25 @@ class TextModel(SentenceNames):
                 max_tokens=max_tokens, convert_to_numpy=convert_to_numpy, convert_to_tensor=convert_to_tensor,
                 show_progress_bar=show_progress_bar, task=task,
             )  # fmt: skip
-        how = text_options(
-            self, normalize=normalize, pooling=pooling, prompt=prompt, prompt_name=prompt_name, max_length=max_length,
-            truncate_dim=truncate_dim, batch_size=batch_size, max_tokens=max_tokens, task=task, long_texts=long_texts,
-        )  # fmt: skip
+        asked: dict[str, Any] = {
+            "normalize": normalize, "pooling": pooling, "prompt": prompt, "prompt_name": prompt_name,
+            "max_length": max_length, "truncate_dim": truncate_dim, "batch_size": batch_size, "max_tokens": max_tokens,
+            "task": task,
+        }  # fmt: skip
+        given, single = [texts] if isinstance(texts, str) else listed(texts), isinstance(texts, str)
+        if chunks is not None or chunk_tokens is not None:
+            if tokens or precision != "float32" or long_texts != "truncate":
+                raise ValueError("chunks go with vectors of texts in float32; their windows stand in for long_texts")
+            spans = [chunks] if single and chunks is not None else chunks
+            found = compute_all(
+                self, spanned(self, given, spans, chunk_tokens), chunk_embedding(self, **asked), show_progress_bar
+            )
+            return self._form(found[0] if single else found, convert_to_numpy, convert_to_tensor, single)
+        how = text_options(self, **asked, long_texts=long_texts)
         ranges = None if ranges is None else check_ranges(ranges, precision, how.width)
-        given = [texts] if isinstance(texts, str) else listed(texts)
         check_texts(given)
         found = compute_all(self, given, embedding(self, how, tokens), show_progress_bar)
         found = found if tokens else quantized(found, precision, ranges)
-        single = isinstance(texts, str)
         return self._form(found[0] if single else found, convert_to_numpy, convert_to_tensor, single)
 
     @keywords(INPUTS, ARGUMENTS)

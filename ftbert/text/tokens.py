@@ -34,6 +34,7 @@ class Tokens:
     types: NDArray[np.int64] | None = None  # [tokens]; None: all 0
     cut: int = 0
     pieces: Pieces | None = None
+    marks: Sequence[Any] | None = None  # [texts]: what goes with each into its batch
 
     def __len__(self) -> int:
         return len(self.starts) - 1
