@@ -60,6 +60,15 @@ def test_a_folder_finds_what_the_package_finds(device: str, shape: str, tmp_path
     assert_same(model.predict_entities(TEXTS, EACH, threshold=threshold), want, 1e-5 if device == "cpu" else 1e-4)
 
 
+def test_windows_of_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_gliner(tmp_path / "m", "token")
+    model = ftbert.load(tmp_path / "m")
+    want = model.predict_entities(TEXTS, EACH, threshold=0.2)
+    assert any(want)
+    monkeypatch.setattr("ftbert.text.entities._WINDOW", 2)
+    assert_same(model.predict_entities(TEXTS, EACH, threshold=0.2), want, 1e-6)
+
+
 def test_in_sixteen_bits(place: Place, tmp_path: Path) -> None:
     """Probabilities of all runs of words, each label's."""
     make_gliner(tmp_path / "m", "no lstm")
@@ -150,6 +159,8 @@ def test_errors_name_what_is_wrong(tmp_path: Path, tiny_bert: Callable[..., Path
         model.predict_entities("x", {"a": "b"})
     with pytest.raises(ValueError, match="threshold must be a number from 0 to 1; got 2"):
         model.predict_entities("x", ["a"], threshold=2)
+    with pytest.raises(ValueError, match="max_tokens must be a positive integer; got 0"):
+        model.predict_entities("x", ["a"], max_tokens=0)
     with pytest.raises(TypeError, match=r"texts\[1\] must be a str"):
         model.predict_entities(["x", None], ["a"])
     with warnings.catch_warnings(), pytest.raises(UserWarning, match="more than 20 words"):

@@ -21,14 +21,20 @@ from ftbert.packed_model import PackedModel, kept
 from ftbert.progress import Progress
 from ftbert.text.auto_tokenizer import load_tokenizer
 from ftbert.text.batching import by_token_budget
+from ftbert.text.checks import positive
 from ftbert.text.computing import launch
 from ftbert.text.entity_scores import EntityScores, run_count, runs
 from ftbert.text.pooling import Upload
 from ftbert.text.tokens import check_texts, listed
+from ftbert.text.workers import Workers
 
 _WORD = re.compile(r"\w+(?:[-_]\w+)*|\S")
 
+_WINDOW = 2048  # texts whose words are held at once
+
 Entity = dict[str, Any]
+Scores = NDArray[np.float32]
+Span = tuple[int, int, int, float]  # first and last word, label, score
 
 
 @dataclass(frozen=True)
@@ -86,42 +92,52 @@ def predict_entities(
     names = _labels(labels, len(texts))
     if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0 <= threshold <= 1:
         raise ValueError(f"threshold must be a number from 0 to 1; got {threshold!r}")
+    positive("max_tokens", max_tokens)
+    if batch_size is not None:
+        positive("batch_size", batch_size)
     found: list[list[Entity]] = [[] for _ in texts]
     asked = [i for i, text in enumerate(texts) if text.strip() and names[i]]
     prompter = kept(model, "entities", lambda: _Prompter(head))
-    made = prompter([texts[i] for i in asked], [names[i] for i in asked])
-    prompted = dict(zip(asked, made, strict=True))
-    for i, one in prompted.items():
-        if len(one.ids) > model.config.max_seq:
-            raise ValueError(
-                f"texts[{i}] has {len(one.ids)} tokens with its {len(names[i])} labels, and the model reads "
-                f"{model.config.max_seq}: cut the text, or ask for fewer labels at a time"
-            )
     progress = Progress(len(texts), show_progress_bar, label="entities")
     progress.add(len(texts) - len(asked), 0)
-
-    def decode(batch: _Batch, scores: NDArray[np.float32]) -> None:
-        for i, own in zip(batch.rows.tolist(), _of_texts(head, batch, scores), strict=True):
-            spans = _candidates(head, len(prompted[i].words), own, threshold)
-            best = _greedy(spans, flat_ner, multi_label)
-            places = prompted[i].words
-            for first, last, label, score in best:
-                start, end = places[first][0], places[last][1]
-                text = texts[i][start:end]
-                found[i].append({"start": start, "end": end, "text": text, "label": names[i][label], "score": score})
-        progress.add(len(batch.rows), len(batch.ids))
-
     try:
         with model.workers(lambda replica, batch: launch(replica, batch, _compute)) as workers:
-            for batch in _batches(head, prompted, max_tokens, batch_size):
-                for done in workers.put(batch):
-                    decode(*done)
-            while rest := workers.rest():
-                for done in rest:
-                    decode(*done)
+            for start in range(0, len(asked), _WINDOW):
+                window = asked[start : start + _WINDOW]
+                made = prompter([texts[i] for i in window], [names[i] for i in window])
+                prompted = dict(zip(window, made, strict=True))
+                _expect_room(prompted, names, model.config.max_seq)
+                for batch, scores in _computed(workers, _batches(head, prompted, max_tokens, batch_size)):
+                    for i, own in zip(batch.rows.tolist(), _of_texts(head, batch, scores), strict=True):
+                        words = prompted[i].words
+                        best = _greedy(_candidates(head, len(words), own, threshold), flat_ner, multi_label)
+                        found[i] = [_entity(texts[i], words, names[i], span) for span in best]
+                    progress.add(len(batch.rows), len(batch.ids))
     finally:
         progress.close()
     return found
+
+
+def _expect_room(prompted: Mapping[int, _Prompted], names: Sequence[Sequence[str]], most: int) -> None:
+    for i, one in prompted.items():
+        if len(one.ids) > most:
+            raise ValueError(
+                f"texts[{i}] has {len(one.ids)} tokens with its {len(names[i])} labels, and the model reads {most}: "
+                "cut the text, or ask for fewer labels at a time"
+            )
+
+
+def _computed(workers: Workers[_Batch, Scores], batches: Iterator[_Batch]) -> Iterator[tuple[_Batch, Scores]]:
+    for batch in batches:
+        yield from workers.put(batch)
+    while rest := workers.rest():
+        yield from rest
+
+
+def _entity(text: str, words: Sequence[tuple[int, int]], names: Sequence[str], span: Span) -> Entity:
+    first, last, label, score = span
+    start, end = words[first][0], words[last][1]
+    return {"start": start, "end": end, "text": text[start:end], "label": names[label], "score": score}
 
 
 def _labels(labels: Any, texts: int) -> list[list[str]]:
@@ -233,7 +249,7 @@ def _compute(model: PackedModel, batch: _Batch, upload: Upload) -> torch.Tensor:
     return torch.cat([one.float().sigmoid().flatten() for one in made])
 
 
-def _of_texts(head: EntityHead, batch: _Batch, scores: NDArray[np.float32]) -> Iterator[NDArray[np.float32]]:
+def _of_texts(head: EntityHead, batch: _Batch, scores: Scores) -> Iterator[Scores]:
     """[runs or words, labels(, 3)] of each text."""
     start = 0
     for words, labels in zip(batch.words, batch.labels, strict=True):
@@ -244,10 +260,7 @@ def _of_texts(head: EntityHead, batch: _Batch, scores: NDArray[np.float32]) -> I
         start += count
 
 
-Span = tuple[int, int, int, float]  # first and last word, label, score
-
-
-def _candidates(head: EntityHead, words: int, scores: NDArray[np.float32], threshold: float) -> list[Span]:
+def _candidates(head: EntityHead, words: int, scores: Scores, threshold: float) -> list[Span]:
     """scores: as of `_of_texts`, of one text of so many words."""
     if head.kind != "token_level":
         firsts, lasts = runs(words, head.max_width)
