@@ -9,10 +9,11 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-from ftbert.checkpoint import parse_json, shown
+from ftbert.checkpoint import parse_json, shown, warn_caller
 from ftbert.converters.gguf_file import GgufFile
 from ftbert.converters.gguf_metadata import Metadata
-from ftbert.converters.gguf_splits import merges_of, split_of
+from ftbert.converters.gguf_splits import USUAL, merges_of, split_of
+from ftbert.converters.gguf_templates import chat_template
 from ftbert.converters.gguf_vocabulary import CONTROL, NORMAL, SPACE, UNKNOWN, USER, Vocabulary
 from ftbert.text import check_charsmaps
 
@@ -44,7 +45,7 @@ def tokenizer_files(file: GgufFile, said: Metadata, longest: int) -> dict[str, A
         "model_input_names": ["input_ids", *types, "attention_mask"],
         **{f"{name}_token": words.token(name) for name in words.special},
     }
-    if isinstance(template := file.metadata.get("tokenizer.chat_template"), str):
+    if (template := chat_template(file.metadata)) is not None:
         stated["chat_template"] = template
     begin = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": words.added()}
     return {"tokenizer.json": begin | made, "tokenizer_config.json": stated}
@@ -89,10 +90,14 @@ def _wordpiece(words: Vocabulary) -> Parts:
 
 
 def _byte_level(words: Vocabulary) -> Parts:
-    split = split_of(words.said.get("pre"))
+    if "pre" not in words.said:
+        warn_caller(f"{words.where}: tokenizer.ggml.pre is missing: texts are split as by {USUAL!r}, as in llama.cpp")
+    split = split_of(words.said.get("pre", USUAL))
     before = "bos" if words.flag("add_bos_token", split.begins) else ""
     after = "eos" if words.flag("add_eos_token", False) else ""
-    pairs = "" if words.flag("add_sep_token", False) else before  # [CLS] a [SEP] b [SEP]
+    # <s> a </s></s> b </s>; <s> a </s> b </s>; and of models that end no text <s> a <s> b.
+    separates = split.separates is not None and words.flag("add_sep_token", split.separates)
+    pairs = ("sep" if "sep" in words.special else after) if separates else "" if after else before
     vocabulary = words.ids()
     merges = [merge.split(" ", 1) for merge in words.listed("merges", str) if " " in merge]
     return {

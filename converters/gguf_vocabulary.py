@@ -51,6 +51,7 @@ class Vocabulary:
     """tokens by id; types: of each; special: ids by transformers' names ("bos"). ValueError where they do not fit."""
 
     def __init__(self, file: GgufFile, said: Metadata) -> None:
+        self.where = str(file.path)
         self.said = {k.removeprefix(_PREFIX): v for k, v in file.metadata.items() if k.startswith(_PREFIX)}
         self.tokens: list[str] = self.listed("tokens", str)
         if not self.tokens:

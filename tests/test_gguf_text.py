@@ -71,12 +71,14 @@ def split(expression: str) -> Any:
 
 BYTE_LEVEL = {
     "gpt-2": ("bert", pre_tokenizers.ByteLevel(False), None, ("$A", "$A $B")),
+    "roberta-bpe": ("bert", pre_tokenizers.ByteLevel(False), None, ("<s> $A </s>", "<s> $A </s> </s> $B </s>")),
     "modern-bert": ("modern-bert", pre_tokenizers.ByteLevel(False), normalizers.NFC(), ("<s> $A </s>", "<s> $A </s> $B </s>")),
     "smollm": ("llama", pre_tokenizers.Sequence([pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(False)]), None, None),
     "llama-bpe": ("llama", split(WORDS % "{1,3}"), None, ("<s> $A", "<s> $A <s> $B")),
     "qwen2": ("qwen3", split(WORDS % ""), normalizers.NFC(), ("$A </s>", "$A </s> $B </s>")),
 }
 FLAGS: dict[str, dict[str, bool]] = {
+    "roberta-bpe": {"add_bos_token": True, "add_eos_token": True},
     "modern-bert": {"add_bos_token": True, "add_eos_token": True, "add_sep_token": True}, "qwen2": {"add_eos_token": True},
 }
 
@@ -146,7 +148,7 @@ def test_unigrams(tmp_path: Path) -> None:
     ("extra", "words"),
     [
         ({"model": "rwkv"}, "tokenizer.ggml.model 'rwkv' is not known; known: bert, gpt2, llama, t5"),
-        ({"model": "gpt2", "pre": "viking"}, "tokenizer.ggml.pre 'viking' is not known; known: gpt-2, jina"),
+        ({"model": "gpt2", "pre": "kimi-k2"}, "tokenizer.ggml.pre 'kimi-k2' is not known; known: a.x-4.0, bloom"),
         ({"model": "gpt2", "tokens": [1, 2]}, "tokenizer.ggml.tokens: expected str alone"),
         ({"model": "gpt2", "tokens": None}, "tokenizer.ggml.tokens is no list of texts"),
         ({"model": "llama", "scores": [0.5]}, "3 tokens, and scores of 1"),
@@ -205,6 +207,18 @@ def test_a_chat_template_and_a_whole_tokenizer_json(tmp_path: Path) -> None:
     found, _ = read("llama", extra, tmp_path / "m.gguf")
     same(found, Tokenizer.from_file(str(folder / "tokenizer.json")))
     assert found.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False) == "hi!"
+
+
+def test_chat_templates_by_name(tmp_path: Path) -> None:
+    extra = vocabulary(tokenizers_offline.write(tmp_path / "t", "roberta"), "gpt2") | {
+        "tokenizer.ggml.pre": "gpt-2", "tokenizer.chat_template": "{{ messages[0].content }}!",
+        "tokenizer.chat_template.tool_use": "{{ messages[0].content }} by tools", "tokenizer.chat_templates": ["tool_use"],
+    }  # fmt: skip
+    found, model = read("llama", extra, tmp_path / "m.gguf")
+    copies = found, load_tokenizer(convert(tmp_path / "m.gguf", tmp_path / "ours"))
+    for one in copies:
+        said = (one.apply_chat_template([{"role": "user", "content": "hi"}], chat_template=name, tokenize=False) for name in (None, "tool_use"))
+        assert [*said] == ["hi!", "hi by tools"]
 
 
 def test_an_answer_ends_at_the_end_of_a_turn(tmp_path: Path) -> None:
