@@ -31,21 +31,26 @@ _SMALLEST_TENSOR = 8 + 4 + 8 + 4 + 8
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """shape: as torch has it, the reverse of the file's `ne`. start: of its bytes in the file."""
+    """shape: as torch has it, the reverse of the file's `ne`. start: of its bytes in the file. part: of the model's
+    files, which."""
 
     type: GgufType
     shape: tuple[int, ...]
     start: int
     size: int
+    part: int = 0
 
 
 class GgufFile:
-    """A file that is open for as long as this lives. metadata: by key; numbers, texts, bools, and lists of them, which
-    of numbers are numpy's. tensors: by name, in the file's order."""
+    """Files that are open for as long as this lives. path: of a model in parts, the first. metadata: by key; numbers,
+    texts, bools, and lists of them, which of numbers are numpy's. tensors: by name, in the files' order."""
 
-    def __init__(self, path: Path, file: BinaryIO, metadata: dict[str, Any], tensors: dict[str, GgufTensor]) -> None:
-        self.path, self.metadata, self.tensors = path, metadata, tensors
-        self._file = file
+    def __init__(
+        self, paths: tuple[Path, ...], files: tuple[BinaryIO, ...], metadata: dict[str, Any],
+        tensors: dict[str, GgufTensor],
+    ) -> None:  # fmt: skip
+        self.paths, self.path, self.metadata, self.tensors = paths, paths[0], metadata, tensors
+        self.files = files
 
     def read(self, name: str) -> torch.Tensor:
         """In the type that it is stored in, or dequantised to float32. Errors as of `to_torch`, ValueError where the
@@ -54,7 +59,7 @@ class GgufFile:
         try:
             return to_torch(self._bytes(tensor), tensor.type, tensor.shape)
         except (ValueError, ImportError) as error:
-            raise type(error)(f"{self.path}: {name}: {error}") from error
+            raise type(error)(f"{self.paths[tensor.part]}: {name}: {error}") from error
 
     def read_blocks(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Of a matrix [n, k] in Q8_0 numbers int8 [n, k] and scales fp16 [n, k / 32]. ValueError as of `read`."""
@@ -62,19 +67,20 @@ class GgufFile:
         try:
             return q8_0_planes(self._bytes(tensor).reshape(tensor.shape[0], -1))
         except ValueError as error:
-            raise ValueError(f"{self.path}: {name}: {error}") from error
+            raise ValueError(f"{self.paths[tensor.part]}: {name}: {error}") from error
 
     def sample(self, name: str) -> str:
         """As of TensorSource, of the bytes as they are stored."""
-        start, size = self.tensors[name].start, self.tensors[name].size
-        return sample_of(lambda begin, end: os.pread(self._file.fileno(), end - begin, start + begin), size)
+        tensor = self.tensors[name]
+        file = self.files[tensor.part].fileno()
+        return sample_of(lambda begin, end: os.pread(file, end - begin, tensor.start + begin), tensor.size)
 
     def _bytes(self, tensor: GgufTensor) -> NDArray[np.uint8]:
         """Read, not mapped: a mapping of a file that was cut short ends the process."""
         data = np.empty(tensor.size, np.uint8)
-        left = memoryview(data)  # type: ignore[arg-type]
+        left, file = memoryview(data), self.files[tensor.part].fileno()  # type: ignore[arg-type]
         while left:  # a call reads 2 GB at most
-            count = os.preadv(self._file.fileno(), [left], tensor.start + tensor.size - len(left))
+            count = os.preadv(file, [left], tensor.start + tensor.size - len(left))
             if count == 0:
                 raise ValueError("the file ends within it; has it been changed since it was opened?")
             left = left[count:]
@@ -129,7 +135,7 @@ class _Cursor:
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """ValueError says what is broken, OSError that the file cannot be read; both name it."""
+    """One file. ValueError says what is broken, OSError that the file cannot be read; both name it."""
     expect_file(path)
     file = path.open("rb")  # for as long as tensors are read: another file of that name would be another model
     if file.seek(0, 2) < 24:
@@ -139,7 +145,7 @@ def read_gguf(path: Path) -> GgufFile:
             metadata, tensors = _read(_Cursor(data))
     except ValueError as error:
         raise ValueError(f"{path}: no GGUF file that ftbert can read: {error}") from error
-    return GgufFile(path, file, metadata, tensors)
+    return GgufFile((path,), (file,), metadata, tensors)
 
 
 def _read(cursor: _Cursor) -> tuple[dict[str, Any], dict[str, GgufTensor]]:

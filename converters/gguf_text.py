@@ -47,13 +47,13 @@ def write_text_folder(file: GgufFile, said: Metadata, config: dict[str, Any], de
     """dense: tensors of linear layers behind the pooling, in their order; they have no bias. Warns where the file's
     tokenizer is not known: such a model takes ids alone."""
     folder = TextFolder(file.path.name)
-    stat = file.path.stat()
+    stats = [path.stat() for path in file.paths]
     documents: dict[str, Any] = {
         "config.json": {"note": _NOTE, "huggingface": config},
         # Errors name that file. Of a model's folder `embed` looks at the files, to know whether it is still the same.
         ORIGIN: {
-            "made_of": str(file.path), "path": str(file.path.resolve()), "size": stat.st_size,
-            "time": stat.st_mtime_ns,
+            "made_of": str(file.path), "path": str(file.path.resolve()),
+            "size": sum(one.st_size for one in stats), "time": max(one.st_mtime_ns for one in stats),
         },
     }
     if (flag := POOLINGS.get(said.count("pooling_type", 0))) is not None:

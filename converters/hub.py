@@ -21,7 +21,7 @@ from ftbert.checkpoint import (
 from ftbert.converters.adapters import ADAPTER, adapter_of, has_weights_among
 from ftbert.converters.families import find_family
 from ftbert.converters.gliner import GLINER, check_gliner
-from ftbert.converters.hub_name import HubName
+from ftbert.converters.hub_name import HubName, parts_of
 from ftbert.converters.own_code import read_config
 from ftbert.converters.static_embedding import static_config
 from ftbert.converters.text_files import LINEARS, MODULE_WEIGHTS, named_files
@@ -64,7 +64,8 @@ def _names_in(files: list[str], folder: Path, place: Path) -> list[str]:
 
 
 def fetch(name: HubName, revision: str | None = None, token: str | None = None) -> Path:
-    """The folder of the hub's snapshot, or a .gguf file in it; without a connection what was fetched before.
+    """The folder of the hub's snapshot, or a .gguf file in it; without a connection what was fetched before. Of a model
+    in parts all are fetched.
 
     revision: a branch, tag or commit, None: the main branch. token: None: that of HF_TOKEN or of `hf auth login`.
     ValueError, before any weights are fetched: a model that ftbert does not run, no weights that it
@@ -100,7 +101,10 @@ def fetch(name: HubName, revision: str | None = None, token: str | None = None) 
         chosen = name.choose(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
         return folder if chosen is None else folder / chosen
     if (chosen := name.choose(files)) is not None:
-        return download([escape(chosen)]) / chosen
+        parts = parts_of(chosen)
+        if missing := [one for one in parts if one not in files]:
+            raise FileNotFoundError(f"{repository}: {chosen} is one of {len(parts)} parts; missing: {missing[0]}")
+        return download([escape(one) for one in parts]) / chosen
     if not {"config.json", MODULES, GLINER, ADAPTER}.intersection(files):
         raise FileNotFoundError(f"{repository}: no config.json in this repository; it holds {', '.join(files[:20])}")
     small = small_files(files)

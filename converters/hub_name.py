@@ -15,12 +15,49 @@ _SITES = ("https://huggingface.co/", "huggingface.co/", "hf.co/")
 _PAGE = re.compile(r"(blob|resolve)/main/")  # in the address of a file
 _WEIGHTS = ("*.safetensors", "*.bin")
 _NO_MODEL = re.compile("mmproj|imatrix", re.IGNORECASE)  # what reads images, and what quantised a model
-_LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
+_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE | re.DOTALL)
+_MOST_PARTS = 10_000
 _MOST = 20  # names shown
 
 
 def is_gguf(name: str | Path) -> bool:
     return str(name).lower().endswith(".gguf")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of the files of a model that is split, by its name: NAME-00001-of-00003.gguf."""
+
+    stem: str
+    number: int
+    count: int
+    ending: str
+
+    @classmethod
+    def of(cls, name: str) -> Part | None:
+        """None for a name that is no part's, whatever its file says."""
+        match = _PART.fullmatch(name)
+        if match is None or not 1 <= int(match[2]) <= int(match[3]) <= _MOST_PARTS:
+            return None
+        return cls(match[1], int(match[2]), int(match[3]), match[4])
+
+    def names(self) -> list[str]:
+        """Of all parts, the first one first."""
+        return [f"{self.stem}-{i + 1:05d}-of-{self.count:05d}{self.ending}" for i in range(self.count)]
+
+
+def parts_of(name: str) -> list[str]:
+    """The names of all files of the model that a .gguf file is or belongs to."""
+    part = Part.of(name)
+    return [name] if part is None else part.names()
+
+
+def one_of_each(names: Iterable[str]) -> list[str]:
+    """Of .gguf files those that are whole, and of each model in parts the first that is there."""
+    found: dict[str, str] = {}
+    for name in sorted(names):
+        found.setdefault(parts_of(name)[0], name)
+    return list(found.values())
 
 
 @dataclass(frozen=True)
@@ -66,7 +103,7 @@ class HubName:
             found, wanted = held, "single .gguf file"
         if self.file in found:
             return self.file
-        found = [name for name in found if not _LATER_PART.search(name)]
+        found = one_of_each(found)
         if len(found) == 1:
             return found[0]
         listed = ", ".join((found or held or names)[:_MOST]) or "nothing"
