@@ -69,7 +69,19 @@ class Metadata:
         value = self.of.metadata.get(full, default)
         if value is _MISSING:
             raise ValueError(f"its metadata lack {full}")
-        return value if value is default else typed(kind, full, value)
+        return value if value is default else typed(kind, full, self._of_all_layers(full, value))
+
+    def _of_all_layers(self, full: str, value: Any) -> Any:
+        """What an entry says, which may be a list with one value for each layer."""
+        listed = value.tolist() if hasattr(value, "tolist") else value
+        if not isinstance(listed, list) or not listed:
+            return listed
+        layers = self.of.metadata.get(f"{self.arch}.block_count")
+        if len(listed) != layers:
+            raise ValueError(f"{full}: {len(listed)} values for {shown(layers)} layers")
+        if any(one != listed[0] for one in listed):
+            raise ValueError(f"{full} {shown(listed)} is not supported: layers of one size alone")
+        return listed[0]
 
 
 # Keys of llama.cpp's src/llama-arch.cpp, as far as they change the results of some architecture of it. Keys that only

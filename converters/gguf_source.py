@@ -10,14 +10,17 @@ from typing import Any
 
 import torch
 
-from ftbert.checkpoint import TensorSource, exists, list_folder
-from ftbert.converters.gguf_file import GgufFile, GgufTensor, read_gguf
+from ftbert.checkpoint import TensorSource, exists, list_folder, shown
+from ftbert.converters.gguf_file import GgufFile, GgufTensor
 from ftbert.converters.gguf_metadata import Metadata, expect_no_more
-from ftbert.converters.gguf_tables import Architecture, behind_pooling, find_architecture, names_of
+from ftbert.converters.gguf_parts import open_parts
+from ftbert.converters.gguf_tables import RANK, Architecture, behind_pooling, find_architecture, names_of, ranked
 from ftbert.converters.gguf_text import POOLINGS, TextFolder, write_text_folder
-from ftbert.converters.hub_name import is_gguf
+from ftbert.converters.hub_name import is_gguf, one_of_each
 
-_NO_POOLING, _RANK = 0, 4  # of llama.cpp's pooling types
+_WORDS = ["yes", "no"]  # of rerankers that are language models, in the order of their rows
+_NO_POOLING = 0  # of llama.cpp's pooling types
+_MATRICES = ("_embeddings.weight", "classifier.weight")  # that may have one row
 _OTHERS = ("*.safetensors", "*.safetensors.index*.json", "pytorch_model*.bin", "pytorch_model.bin.index*.json")
 
 
@@ -27,7 +30,7 @@ class GgufSource(TensorSource):
     def __init__(
         self, file: GgufFile, kind: Architecture, names: dict[str, str], config: dict[str, Any], text: TextFolder
     ) -> None:
-        self.where, self.files = str(file.path), (file.path,)
+        self.where, self.files = str(file.path), file.paths
         self.file, self.text = file, text
         self._kind, self._names = kind, names
         self._heads = {"q_proj": config["num_attention_heads"], "k_proj": config.get("num_key_value_heads", 0)}
@@ -36,6 +39,9 @@ class GgufSource(TensorSource):
         return {name: self._shape(name) for name in self._names}
 
     def read(self, name: str) -> torch.Tensor:
+        if self._is_difference(name):
+            found = self.file.read(self._names[name]).float()
+            return found[:1] - found[1:]
         found = self.file.read(self._names[name]).view(self._shape(name))
         if self._kind.is_norm(name):
             return found.float() - self._kind.shift
@@ -49,7 +55,7 @@ class GgufSource(TensorSource):
         return self.file.sample(self._names[name])
 
     def in_blocks(self, name: str) -> bool:
-        return self._tensor(name).type.name == "Q8_0"
+        return self._tensor(name).type.name == "Q8_0" and not self._is_difference(name)
 
     def read_blocks(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
         found, rows = self.file.read_blocks(self._names[name]), self._rows(name)
@@ -61,9 +67,16 @@ class GgufSource(TensorSource):
         return {"dequantised": f"to fp32: {', '.join(parts)} (of {len(self._names)} tensors)"} if parts else {}
 
     def _shape(self, name: str) -> tuple[int, ...]:
-        """A table of one row is a vector in the file (Metadata.rows)."""
+        """A matrix of one row is a vector in the file (Metadata.rows)."""
         shape = self._tensor(name).shape
-        return (1, *shape) if len(shape) == 1 and name.endswith("_embeddings.weight") else shape
+        if self._is_difference(name):
+            return (1, *shape[1:])
+        return (1, *shape) if len(shape) == 1 and name.endswith(_MATRICES) else shape
+
+    def _is_difference(self, name: str) -> bool:
+        """Whether a score is the row of one word minus that of another."""
+        ranker = self._kind.ranker
+        return ranker is not None and ranker.two_words and name == f"{ranker.names['cls.output']}.weight"
 
     def _tensor(self, name: str) -> GgufTensor:
         return self.file.tensors[self._names[name]]
@@ -82,7 +95,8 @@ class GgufSource(TensorSource):
 
 
 def gguf_of(source: str | Path) -> Path | None:
-    """The .gguf file, or the only one in a folder without weights that are read directly. Else None."""
+    """The .gguf file; of a folder without weights that are read directly the only one, or one part of the only model.
+    Else None."""
     path = Path(source)
     if not exists(path):
         return None
@@ -91,7 +105,7 @@ def gguf_of(source: str | Path) -> Path | None:
     names = list_folder(path)
     if any(fnmatch(name, pattern) for name in names for pattern in _OTHERS):
         return None
-    found = sorted(name for name in names if is_gguf(name))
+    found = one_of_each(name for name in names if is_gguf(name))
     if len(found) > 1:
         raise ValueError(f"{path}: several GGUF files ({', '.join(found[:20])}); name one of them")
     return path / found[0] if found else None
@@ -99,39 +113,44 @@ def gguf_of(source: str | Path) -> Path | None:
 
 def open_gguf(path: Path) -> tuple[dict[str, Any], GgufSource]:
     """(transformers' config, tensors). ValueError names the file and says what was found."""
-    file = read_gguf(path)
+    file = open_parts(path)
     try:
-        _expect_whole(file)
+        if file.metadata.get("general.type", "model") != "model":
+            raise ValueError(f"it is of type {file.metadata['general.type']!r}, no model")
         said = Metadata(file)
-        architecture = find_architecture(file.metadata.get("general.architecture"))
+        architecture = ranked(find_architecture(file.metadata.get("general.architecture")), said)
         dense = behind_pooling(said)
         names = names_of(architecture, file.tensors, dense)
         layers = {match[1] for name in file.tensors if (match := re.match(r"blk\.(\d+)\.", name))}
         if (count := said.count("block_count")) != len(layers):
             raise ValueError(f"{said.arch}.block_count {count}, and tensors of {len(layers)} layers")
         _expect_vectors(said)
-        config = architecture.config(said)
+        config = architecture.config(said) | _head(architecture, said)
         expect_no_more(said)
     except ValueError as error:
         raise error if str(error).startswith(str(path)) else ValueError(f"{path}: {error}") from error
     return config, GgufSource(file, architecture, names, config, write_text_folder(file, said, config, dense))
 
 
-def _expect_whole(file: GgufFile) -> None:
-    if file.metadata.get("general.type", "model") != "model":
-        raise ValueError(f"it is of type {file.metadata['general.type']!r}, no model")
-    parts = file.metadata.get("split.count", 0)
-    if type(parts) is int and parts > 1:
-        raise ValueError(f"it is one of {parts} parts of a model; merge them with llama.cpp's llama-gguf-split --merge")
-
-
 def _expect_vectors(said: Metadata) -> None:
     kind = said.count("pooling_type", 0)
-    if kind == _RANK:
-        raise ValueError(
-            f"a reranker ({said.arch}.pooling_type {_RANK}, rank), whose head llama.cpp's files hold in part and for "
-            "other rows; load the HuggingFace folder or hub id that it was converted from, which `predict` and "
-            "`rerank` take"
-        )
-    if kind not in (_NO_POOLING, *POOLINGS):
-        raise ValueError(f"{said.arch}.pooling_type {kind} is not known; known: {', '.join(map(str, POOLINGS))}")
+    if kind not in (_NO_POOLING, RANK, *POOLINGS):
+        known = ", ".join(map(str, (*POOLINGS, RANK)))
+        raise ValueError(f"{said.arch}.pooling_type {kind} is not known; known: {known}")
+
+
+def _head(architecture: Architecture, said: Metadata) -> dict[str, Any]:
+    """What config.json says of a reranker's head."""
+    ranker = architecture.ranker
+    if ranker is None:
+        return {}
+    labels, rows = said.raw("classifier.output_labels"), said.rows("cls.output")
+    if ranker.two_words:
+        if rows != len(_WORDS) or labels != _WORDS:
+            raise ValueError(
+                f"a reranker by words whose cls.output has {rows} rows, {said.arch}.classifier.output_labels "
+                f"{shown(labels)}: expected {' and '.join(_WORDS)}"
+            )
+        return ranker.config | {"num_labels": 1}
+    named = labels if isinstance(labels, list) and len(labels) == rows else [f"LABEL_{i}" for i in range(rows)]
+    return ranker.config | {"num_labels": rows, "id2label": {str(i): str(name) for i, name in enumerate(named)}}

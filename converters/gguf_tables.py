@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ftbert.checkpoint import shown
@@ -23,24 +23,37 @@ from ftbert.converters.gguf_config import (
 from ftbert.converters.gguf_metadata import Metadata
 
 Stems = dict[str, str]
+RANK = 4  # of llama.cpp's pooling types
+
+
+@dataclass(frozen=True)
+class Ranker:
+    """The head of a reranker (pooling type rank). names: theirs -> transformers'. parts: tensors that must be there.
+    config: what config.json says then. two_words: its rows are those of two words, whose difference is the score."""
+
+    names: Stems
+    parts: tuple[str, ...]
+    config: dict[str, Any]
+    two_words: bool = False
 
 
 @dataclass(frozen=True)
 class Architecture:
     """names: theirs -> transformers'. config: transformers' config.json. interleaved: rows of queries and keys lie in
-    pairs that are turned together. shift: what is added to the weights of norms."""
+    pairs that are turned together. shift: what is added to the weights of norms. ranker: where rerankers are known."""
 
     names: Stems
     config: Callable[[Metadata], dict[str, Any]]
     interleaved: bool = False
     shift: float = 0.0
+    ranker: Ranker | None = None
 
     def theirs(self, name: str) -> str | None:
         """transformers' name of a tensor, None for one that is not in the table."""
         stem, _, ending = name.rpartition(".")
         layer = re.match(r"blk\.(\d{1,6})\.", stem)
         generic = stem if layer is None else f"blk.{{i}}.{stem[layer.end() :]}"
-        found = self.names.get(generic)
+        found = (self.names | (self.ranker.names if self.ranker is not None else {})).get(generic)
         if found is None or ending not in ("weight", "bias"):
             return None
         return f"{found if layer is None else found.replace('{i}', layer[1])}.{ending}"
@@ -118,13 +131,28 @@ _GEMMA = _NORMED_HEADS | {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+# What a file holds as cls and cls.output, by the class that it was converted from.
+_LAST = ("cls.output.weight", "cls.output.bias")
+_RANKING_BERT = Ranker(
+    {"cls": "pooler.dense", "cls.output": "classifier"},
+    ("cls.weight", "cls.bias", *_LAST),
+    {"architectures": ["BertForSequenceClassification"]},
+)
+_RANKING_MODERNBERT = Ranker(
+    {"cls": "head.dense", "cls.norm": "head.norm", "cls.output": "classifier"},
+    ("cls.weight", "cls.norm.weight", *_LAST),
+    {"architectures": ["ModernBertForSequenceClassification"], "classifier_pooling": "mean"},
+)
+_RANKING_QWEN3 = Ranker(
+    {"cls.output": "score"}, _LAST[:1], {"architectures": ["Qwen3ForSequenceClassification"]}, two_words=True
+)
 ARCHITECTURES = {
-    "bert": Architecture(_BERT, bert),
+    "bert": Architecture(_BERT, bert, ranker=_RANKING_BERT),
     "nomic-bert": Architecture(_NOMIC, nomic_bert),
-    "modern-bert": Architecture(_MODERNBERT, modernbert),
+    "modern-bert": Architecture(_MODERNBERT, modernbert, ranker=_RANKING_MODERNBERT),
     "llama": Architecture(_decoder("model."), llama, interleaved=True),
     "qwen2": Architecture(_decoder("model."), qwen2),
-    "qwen3": Architecture(_decoder("model.", **_NORMED_HEADS), qwen3),
+    "qwen3": Architecture(_decoder("model.", **_NORMED_HEADS), qwen3, ranker=_RANKING_QWEN3),
     "gemma3": Architecture(_decoder("model.", **_GEMMA), gemma3, shift=1.0),
     "gemma-embedding": Architecture(_decoder("", **_GEMMA), gemma_embedding, shift=1.0),
 }
@@ -146,6 +174,23 @@ def find_architecture(name: Any) -> Architecture:
 def behind_pooling(said: Metadata) -> list[str]:
     """The linear layers that the file has behind its pooling; none where it says no pooling."""
     return [name for name in _BEHIND_POOLING if said.has(name) and said.count("pooling_type", 0)]
+
+
+def ranked(architecture: Architecture, said: Metadata) -> Architecture:
+    """With the head that the file is said to have, without one where it is no reranker. ValueError says what of the
+    head is missing."""
+    if said.count("pooling_type", 0) != RANK:
+        return replace(architecture, ranker=None)
+    reranker = f"a reranker ({said.arch}.pooling_type {RANK}, rank)"
+    if architecture.ranker is None:
+        known = ", ".join(name for name, one in ARCHITECTURES.items() if one.ranker is not None)
+        raise ValueError(f"{reranker}, of which no table says the head; heads of {known} are known")
+    if missing := [name for name in architecture.ranker.parts if not said.has(name)]:
+        raise ValueError(
+            f"{reranker} without {', '.join(missing)}: llama.cpp's converter leaves out a BERT's pooler, and scores "
+            "are others without it; load the HuggingFace folder or hub id that it was converted from"
+        )
+    return architecture
 
 
 def names_of(architecture: Architecture, found: Iterable[str], others: Collection[str] = ()) -> dict[str, str]:

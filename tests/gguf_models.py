@@ -92,10 +92,12 @@ def write(
     extra: dict[str, Any] | None = None,
     tensors: dict[str, np.ndarray] | None = None,
     version: int = 3,
+    most: int = 0,
 ) -> Path:
-    """extra: more of the metadata, None leaves an entry out. tensors: more of them, in F32."""
+    """extra: more of the metadata, None leaves an entry out. tensors: more of them, in F32. most: tensors in a part; the
+    first part then."""
     said = {**_metadata(model.config, arch), **(extra or {})}
-    writer = gguf.GGUFWriter(path, said.pop("general.architecture", arch))
+    writer = gguf.GGUFWriter(path, said.pop("general.architecture", arch), split_max_tensors=most)
     config = model.config
     for key, value in said.items():
         _add(writer, key, value)
@@ -118,6 +120,8 @@ def write(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    if most:
+        return min(path.parent.glob(f"{path.stem}-*.gguf"))
     if version == 2:
         data = bytearray(path.read_bytes())
         data[4:8] = (2).to_bytes(4, "little")
@@ -147,6 +151,7 @@ def _metadata(config: Any, arch: str) -> dict[str, Any]:
         "rope.freq_base": full.get("rope_theta"),
         "rope.freq_base_swa": rope.get("sliding_attention", {}).get("rope_theta"),
         "tokenizer.ggml.padding_token_id": said.get("pad_token_id"),
+        "tokenizer.ggml.token_type_count": said.get("type_vocab_size"),
     }  # fmt: skip
     if full.get("rope_type") in ("linear", "yarn"):
         sizes |= {"rope.scaling.type": full["rope_type"], "rope.scaling.factor": full["factor"]}

@@ -163,7 +163,7 @@ def test_what_stands_behind_the_encoder(tmp_path: Path) -> None:
 
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, np.ndarray], str]] = {
     "architecture": ({"general.architecture": "gpt2"}, {}, "architecture 'gpt2' is not supported; supported: bert, gemma-emb"),
-    "a part": ({"split.count": 3}, {}, "one of 3 parts of a model; merge them"),
+    "a part": ({"split.count": 3}, {}, "split.count is 3: expected the name of one of 3 parts, m-00001-of-00003.gguf"),
     "an adapter": ({"general.type": "adapter"}, {}, "of type 'adapter', no model"),
     "experts": ({"llama.expert_count": 8}, {}, "choose among experts"),
     "layers": ({"llama.block_count": 1 << 30}, {}, "block_count 1073741824, and tensors of 2 layers"),
@@ -185,8 +185,10 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, np.ndarray], str]] = {
     "capped": ({"llama.final_logit_softcapping": 30.0}, {}, "final_logit_softcapping 30.0 is not supported: only 0"),
     "a window": ({"llama.attention.sliding_window": 8}, {}, "attention.sliding_window 8 is not supported"),
     "activation": ({"llama.hidden_activation": "relu"}, {}, "hidden_activation 'relu' is not supported: only silu"),
-    "a reranker": ({"llama.pooling_type": 4}, {}, r"a reranker \(llama.pooling_type 4, rank\).* load the HuggingFace folder"),
-    "pooling": ({"llama.pooling_type": 9}, {}, "pooling_type 9 is not known; known: 1, 2, 3"),
+    "a reranker": ({"llama.pooling_type": 4}, {}, r"a reranker \(llama.pooling_type 4, rank\), of which no table says the head"),
+    "layers of two sizes": ({"llama.attention.head_count_kv": [1, 3]}, {}, "head_count_kv a list of 2 is not supported: layers of one size"),
+    "a short list": ({"llama.feed_forward_length": [64]}, {}, "feed_forward_length: 1 values for 2 layers"),
+    "pooling": ({"llama.pooling_type": 9}, {}, "pooling_type 9 is not known; known: 1, 2, 3, 4"),
     "below 0": ({"llama.embedding_length": -1}, {}, "llama.embedding_length: expected at least 0, got -1"),
     "no width": ({"llama.embedding_length": 0}, {}, "expected at least 1"),
     "partial": ({"llama.rope.dimension_count": 16}, {}, "dimension_count 16 is not supported: only 32"),

@@ -20,6 +20,7 @@ from torch import nn
 import ftbert
 from ftbert.converters import convert
 from ftbert.converters.hub import small_files, weight_files
+from ftbert.converters.hub_name import parts_of
 
 TEXT = ["config.json", "tokenizer.json", "vocab.txt", "bpe.codes", "1_Pooling/config.json", "0_Transformer/bpe.codes",
         "additional_chat_templates/tool.jinja"]  # fmt: skip
@@ -95,8 +96,15 @@ def test_a_gguf_file_of_a_repository(hub: Hub, name: str, filename: str | None, 
     for _ in range(2):  # without a connection, too
         with pytest.raises(ValueError, match=rf"snapshot/{wanted}: no GGUF file: it is shorter than a header"):
             ftbert.load(name, filename=filename)
-        assert hub.fetched() == [wanted]
+        assert hub.fetched() == parts_of(wanted)
         hub.error = ConnectionError("no route")
+
+
+def test_a_part_that_a_repository_lacks(hub: Hub) -> None:
+    hub.put(*GGUF[:-1])
+    with pytest.raises(FileNotFoundError, match="model-F16-00001-of-00002.gguf is one of 2 parts; missing: model-F16-00002-of-00002.gguf"):
+        ftbert.load("someone/model:F16")
+    assert hub.fetched() == []
 
 
 @pytest.mark.parametrize(

@@ -90,11 +90,12 @@ def scoring(
         logits = partial(_pooled_logits, pooling=settings.text.pooling)
     if task == LOGIT_SCORE:
         logits = partial(_next_logits, ids=score_ids(tokenizer))
-        if (template := tokenizer.pair_template(before, chat_template)) is not None:
-            config = model.config
+    templated = task == LOGIT_SCORE or tokenizer.ranks
+    if templated and (template := tokenizer.pair_template(before, chat_template)) is not None:
+        config = model.config
 
-            def read(texts: Sequence[Text]) -> Tokens:
-                return tokenizer.template_tokens(texts, template, length).check(config.vocab, config.token_types)
+        def read(texts: Sequence[Text]) -> Tokens:
+            return tokenizer.template_tokens(texts, template, length).check(config.vocab, config.token_types)
 
     if chat_template is not None and task != LOGIT_SCORE:
         raise ValueError(f"chat_template is for models that score by what they would say next; this one's head: {task}")
