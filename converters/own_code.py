@@ -17,7 +17,7 @@ def read_config(document: Config) -> Config:
     """A config.json in the words in which transformers' own class of its type reads it today. ValueError for a model
     that ftbert does not run; no other file of the folder changes that answer."""
     document = todays_words(document)
-    find_family(document)
+    find_family(in_transformers_words(document))  # a class of its own may have a type of its own
     return read_classes(document)
 
 

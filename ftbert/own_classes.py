@@ -81,6 +81,14 @@ OWN_CLASSES = (
     # Attention in both directions.
     OwnClass("modeling_qwen3_bidirectional.Qwen3BidirectionalModel", ("qwen3",), _VOYAGE_4, _BOTH_WAYS, _VOYAGE),
     OwnClass("VoyageQwen3BidirectionalEmbedModel", ("qwen3",), f"vLLM, of {_VOYAGE_4}", _BOTH_WAYS, _VOYAGE),
+    OwnClass(
+        "llama_bidirectional_model.LlamaBidirectionalModel", ("llama_bidirec",),
+        "nvidia/llama-nemotron-embed-1b-v2, llama-embed-nemotron-8b", {"model_type": "llama", **_BOTH_WAYS},
+    ),
+    OwnClass(
+        "modeling.PPLXQwen3Model", ("bidirectional_pplx_qwen3",), "perplexity-ai/pplx-embed-v1-0.6b",
+        {"model_type": "qwen3", **_BOTH_WAYS}, note="its module FlexibleQuantizer rounds 127 tanh(x)",
+    ),
     OwnClass("modeling_llama_encoder.LlamaEncoderModel", ("llama",), "McGill-NLP/LLM2Vec", _BOTH_WAYS),
     OwnClass("modeling_mistral_encoder.MistralEncoderModel", ("mistral",), "McGill-NLP/LLM2Vec", _BOTH_WAYS),
 )  # fmt: skip

@@ -73,6 +73,40 @@ def test_voyage_4(voyage: tuple[Path, Any, torch.Tensor], tmp_path: Path) -> Non
     assert_close(model.reference()(ids[1]).last_hidden_state, inner(ids[1]).last_hidden_state, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("family", "kind", "code"),
+    [
+        ("llama", "llama_bidirec", "llama_bidirectional_model.LlamaBidirectionalModel"),
+        ("qwen3", "bidirectional_pplx_qwen3", "modeling.PPLXQwen3Model"),
+    ],
+)
+def test_a_type_of_its_own(family: str, kind: str, code: str, tmp_path: Path) -> None:
+    """Attention in both directions, whatever config.json says or leaves out; of pplx-embed whole numbers behind it."""
+    folder = write(tmp_path / "made", "bert", model_max_length=64, tokenizer_class="BertTokenizer")
+    reference = make_model(family, "encoder", 0, is_causal=False, vocab_size=400)
+    reference.save_pretrained(folder)
+    edit(folder, model_type=kind, is_causal=None, architectures=[code.rpartition(".")[2]], auto_map={"AutoModel": code})
+    modules = modules_of("Transformer", "Pooling")
+    if family == "qwen3":
+        modules.append({"idx": 2, "name": "2", "path": "", "type": "st_quantize.FlexibleQuantizer"})
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling/config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    ids = [torch.tensor([load_tokenizer(folder)(text)["input_ids"]]) for text in TEXTS]
+    with torch.no_grad():
+        means = torch.stack([reference(one).last_hidden_state[0].mean(0) for one in ids])
+    want = means.numpy() if family == "llama" else torch.clamp(torch.round(torch.tanh(means) * 127), -128, 127).numpy()
+    for model in (ftbert.load(folder), ftbert.load(convert(folder, tmp_path / "copy"))):
+        got = model.encode(TEXTS, normalize=None)
+        if family == "qwen3":
+            assert np.array_equal(got, got.round()) and np.abs(got - want).max() <= 1 and (got == want).mean() > 0.99
+        else:
+            assert np.abs(got - want).max() < 3e-5
+    edit(folder, auto_map=None, architectures=["Other"])
+    with pytest.raises(ValueError, match=f"model type '{kind}' is not supported"):
+        ftbert.load(folder)
+
+
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
 def test_use_bidirectional_attention(family: str, tmp_path: Path) -> None:
     """Code beside the weights reads it; transformers' own classes of these types do not."""

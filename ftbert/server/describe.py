@@ -33,6 +33,7 @@ from ftbert.text import (
     takes_chunks,
     tokenizer_of,
     unweighted,
+    width_behind,
 )
 
 
@@ -56,12 +57,12 @@ def describe(model: Model, name: str, source: str, settings: Settings) -> Descri
     if checked.backend is None:
         words = f"a server needs a fast tokenizer, and {type(checked.loaded).__name__} is written in Python"
         raise ValueError(f"{model.folder}: {words}")
-    compared = task == "multi_vector" and text.multi is not None and text.multi.dense
+    compared = text.multi.dense if task == "multi_vector" and text.multi is not None else ()
     facts = ModelFacts(
         dtype=told_dtype(model.dtype),
         device=str(model.device),
         hidden=text.width(hidden, options.pooling),
-        token_width=compared[-1].outputs if compared else text.state_width(hidden),
+        token_width=width_behind(compared, text.state_width(hidden)),
         vocab=model.config.vocab,
         token_types=model.config.token_types,
     )

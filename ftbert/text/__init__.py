@@ -22,7 +22,7 @@ from ftbert.text.token_arrays import SparseVector, entries_of, lexical, looked_u
 from ftbert.text.token_classification import IGNORED, STRATEGIES, TokenLabels
 from ftbert.text.tokenizer import Tokenizer
 from ftbert.text.tokens import Tokens, joined, tokens_of
-from ftbert.text.vector_modules import MULTI_LINEAR, SPARSE_LINEAR, MultiSettings, SparseSettings
+from ftbert.text.vector_modules import MULTI_LINEAR, SPARSE_LINEAR, MultiSettings, SparseSettings, width_behind
 
 if TYPE_CHECKING:
     from ftbert.text.computing import compute_windows, launch
@@ -48,7 +48,7 @@ __all__ = [
     "takes_chunks", "panics_as_errors", "quantized", "ranges_of", "score_ids", "score_task", "sharing", "skipped_ids",
     "sparse_embedding", "splade_rows", "stored_as", "table_tokenizer", "table_weights", "text_options",
     "text_vectors", "token_states", "token_vectors", "token_weights", "tokenizer_of", "tokens_kept", "tokens_of",
-    "unweighted",
+    "unweighted", "width_behind",
 ]  # fmt: skip
 
 _LATE = {

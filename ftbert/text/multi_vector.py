@@ -20,7 +20,7 @@ from ftbert.text.pooling import dense_of, token_states
 from ftbert.text.token_arrays import tokens_kept
 from ftbert.text.tokenizer import Tokenizer
 from ftbert.text.tokens import Text, Tokens, tokens_of
-from ftbert.text.vector_modules import Expansion, MultiSettings
+from ftbert.text.vector_modules import Expansion, MultiSettings, width_behind
 
 
 def multi_vector_embedding(model: PackedModel, *, task: str | None = None, **given: Any) -> Work:
@@ -43,14 +43,13 @@ def multi_vector_embedding(model: PackedModel, *, task: str | None = None, **giv
             found = _expanded(tokenizer, texts, how.prompt, how.max_length, expansion)
         return found.check(config.vocab, config.token_types)
 
-    dense = dense_of(model, "multi")
     return Work(
         compute=lambda model, batch, upload: token_vectors(
             model, model.forward_packed(upload(batch.ids), upload(batch.cu_seqlens), batch.longest), settings
         ),
         tokenise=tokenise,
         parts=partial(_kept, settings=settings, skipped=skipped_ids(tokenizer, settings, task)),
-        width=len(dense[-1].weight) if dense else config.hidden,
+        width=width_behind(settings.dense, tokenizer.settings.state_width(config.hidden)),
         max_tokens=how.max_tokens,
         batch_size=how.batch_size,
     )

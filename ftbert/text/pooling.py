@@ -17,7 +17,7 @@ from ftbert.packed_model import PackedModel, kept
 from ftbert.text.activations import Activation, activation
 from ftbert.text.auto_tokenizer import load_tokenizer
 from ftbert.text.settings import POOLINGS, TextSettings
-from ftbert.text.vector_modules import DenseSettings, LayerNormSettings, LayerSettings
+from ftbert.text.vector_modules import DenseSettings, LayerNormSettings, LayerSettings, WholeNumbersSettings
 
 Upload: TypeAlias = "Callable[[NDArray[Any]], torch.Tensor]"
 
@@ -95,7 +95,27 @@ class LayerNorm:
         return layer_norm(x, [x.shape[-1]], self.weight, self.bias)  # eps is torch's, which no file says
 
 
-Layer = Dense | LayerNorm
+@dataclass(frozen=True)
+class WholeNumbers:
+    """As `WholeNumbersSettings` describes it."""
+
+    normalized: bool
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """float32 [rows, entries]"""
+        x = normalize(x) if self.normalized else x
+        return torch.round(127 * torch.tanh(x))
+
+
+Layer = Dense | LayerNorm | WholeNumbers
+
+
+def _loaded(settings: LayerSettings, model: PackedModel) -> Layer:
+    if isinstance(settings, WholeNumbersSettings):
+        return WholeNumbers(settings.normalized)
+    if isinstance(settings, DenseSettings):
+        return Dense.load(settings, model)
+    return LayerNorm.load(settings, model.device)
 
 
 def dense_of(model: PackedModel, vectors: str = "dense") -> tuple[Layer, ...]:
@@ -112,10 +132,7 @@ def dense_of(model: PackedModel, vectors: str = "dense") -> tuple[Layer, ...]:
             layers = settings.multi.dense if settings.multi is not None else ()
         elif vectors == "states":
             layers = settings.projection
-        return tuple(
-            Dense.load(one, model) if isinstance(one, DenseSettings) else LayerNorm.load(one, model.device)
-            for one in layers
-        )
+        return tuple(_loaded(one, model) for one in layers)
 
     return kept(model, ("layers", vectors), read)
 

@@ -21,6 +21,7 @@ from ftbert.text.towers import gives_text_features, read_tower
 from ftbert.text.transformer_settings import read_transformer, sentence_config
 from ftbert.text.vector_modules import (
     NOTHING,
+    QUANTIZER,
     DenseSettings,
     LayerSettings,
     MultiSettings,
@@ -33,6 +34,7 @@ from ftbert.text.vector_modules import (
     read_projection,
     read_routed_splade,
     read_splade,
+    width_behind,
     with_pylates_own,
 )
 
@@ -142,12 +144,7 @@ class TextSettings:
                 f"pooling {'+'.join(modes)} is not supported: this model's class has a linear layer over each token's "
                 "state, which ftbert computes behind the pooling; expected one of its modes but max"
             )
-        width = hidden * len(modes)
-        for dense in self.dense:
-            if dense.inputs != width:
-                raise ValueError(f"{origin(dense.folder)}: takes vectors of {dense.inputs} entries, gets {width}")
-            width = dense.outputs
-        return width
+        return width_behind(self.dense, hidden * len(modes))
 
     def state_width(self, hidden: int) -> int:
         """Entries of a token's state."""
@@ -302,7 +299,7 @@ def _multi(folder: Path, home: Path, modules: list[Module], values: dict[str, An
 def _chain(where: Path, modules: list[Module]) -> tuple[Path, list[Module]]:
     """The folder of the Pooling, and the modules behind it. ValueError for other chains than Transformer, Pooling and
     any Dense, LayerNorm and Normalize."""
-    known = ("Transformer", "Pooling", "Dense", "LayerNorm", "Normalize")
+    known = ("Transformer", "Pooling", "Dense", "LayerNorm", "Normalize", QUANTIZER)
     found = [module for module in modules if module.kind not in NOTHING]
     for module in found:
         if module.kind not in known:

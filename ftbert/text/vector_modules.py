@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ftbert.input_file import exists, read_json_object, shown
+from ftbert.input_file import exists, origin, read_json_object, shown
 from ftbert.own_classes import PROJECTION, own_class
 from ftbert.sentence_modules import ROUTERS, Module, inner_modules, read_routes
 from ftbert.text.checks import positive
@@ -71,7 +71,16 @@ class LayerNormSettings:
         return self.inputs
 
 
-LayerSettings = DenseSettings | LayerNormSettings
+@dataclass(frozen=True)
+class WholeNumbersSettings:
+    """127 * tanh(x), rounded, of each entry of x, which is brought to length 1 before where `normalized`: what
+    st_quantize.py beside the weights of pplx-embed-v1 computes by default."""
+
+    normalized: bool = False
+
+
+LayerSettings = DenseSettings | LayerNormSettings | WholeNumbersSettings
+QUANTIZER = "st_quantize.FlexibleQuantizer"
 
 
 @dataclass(frozen=True)
@@ -112,6 +121,16 @@ class MultiSettings:
     skipped_for: tuple[str, ...] = ("document",)
     expansion: Expansion | None = None
     markers: tuple[str, ...] = ()
+
+
+def width_behind(layers: Sequence[LayerSettings], width: int) -> int:
+    """Entries of a vector behind these layers. ValueError where one does not fit what comes before it."""
+    for layer in layers:
+        if not isinstance(layer, WholeNumbersSettings):
+            if layer.inputs != width:
+                raise ValueError(f"{origin(layer.folder)}: takes vectors of {layer.inputs} entries, gets {width}")
+            width = layer.outputs
+    return width
 
 
 def with_pylates_own(modules: Sequence[Module], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -279,10 +298,12 @@ def read_behind(
                 raise ValueError(f"{path}: {key} {config.get(key)!r} is not supported; expected {known[-1]}")
         if kind == "Dense":
             layers.append(_dense(path, config, normalized))
+        if kind == QUANTIZER:
+            layers.append(WholeNumbersSettings(normalized))
         if kind == "LayerNorm":
             size = positive(f"{path}: dimension", config.get("dimension"))
             layers.append(LayerNormSettings(path.parent, size, normalized))
-        normalized = kind == "Normalize" or (normalized and kind not in ("Dense", "LayerNorm"))
+        normalized = kind == "Normalize" or (normalized and kind not in ("Dense", "LayerNorm", QUANTIZER))
     return tuple(layers), normalized
 
 
