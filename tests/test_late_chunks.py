@@ -184,3 +184,33 @@ def test_a_server_of_a_table(tmp_path: Path) -> None:
     with in_thread(("m", static_folder(tmp_path))) as server:
         refused = server.call("POST", "/v1/embeddings", {"input": ["a", "b"], "late_chunking": True})
         assert refused.status == 422 and b"this model's tokens do not see their text" in refused.body
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
+def test_a_file(tmp_path: Path, name: str) -> None:
+    """Rows that say which span of the text each vector is of, record by record, over several parts of the file."""
+    import json
+
+    import pyarrow.parquet as pq
+
+    from ftbert.files import embed_file
+
+    model = ftbert.load(sentence_folder(tmp_path, bert={"max_position_embeddings": 48}))
+    texts = ["hello world the end " * 20, DOCUMENT, "one"] * 3
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"id": i, "text": text}) + "\n" for i, text in enumerate(texts)))
+    stats = embed_file(model, tmp_path / "in.jsonl", tmp_path / name, chunk_tokens=7, batch_records=2)
+    assert (stats.records, stats.hidden, stats.cut) == (9, 64, 3)
+    made = pq.read_table(tmp_path / name).to_pylist() if name.endswith("parquet") else [
+        json.loads(line) for line in (tmp_path / name).read_text().splitlines()
+    ]  # fmt: skip
+    want, spans = model.encode(texts, chunk_tokens=7), model.chunk_spans(texts, 7)
+    for i, row in enumerate(made):
+        assert row["id"] == i and row["text"] == texts[i]
+        assert [tuple(span) for span in row["embedding"]["spans"]] == spans[i]
+        assert_same(np.array(row["embedding"]["values"], dtype=np.float32), want[i])
+    for target, given, words in (
+        ("out.npy", {}, "a .npy holds one vector a text"), ("o.jsonl", {"long_texts": "mean"}, "stand in for long_texts"),
+        ("o.jsonl", {"vectors": "sparse"}, "goes with dense vectors"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=words):
+            embed_file(model, tmp_path / "in.jsonl", tmp_path / target, chunk_tokens=7, **given)

@@ -10,6 +10,7 @@ from ftbert.cli import command
 
 _AS_IN_ENCODE = (
     "pooling", "prompt", "prompt_name", "max_length", "truncate_dim", "max_tokens", "long_texts", "vectors",
+    "chunk_tokens",
 )  # fmt: skip
 
 
@@ -54,6 +55,10 @@ def add_to(commands: command.Commands) -> None:
         "--vectors", choices=("dense", "sparse", "multi"),
         help="one a text, sparse ones (SPLADE, BGE-M3), or one a token (ColBERT, BGE-M3)\n"
         "(default: what the model is for); the last two to .jsonl or .parquet",
+    )  # fmt: skip
+    parser.add_argument(
+        "--chunk-tokens", type=command.count, metavar="N",
+        help="late chunking: a vector for each span of so many tokens, which see the whole text; to .jsonl or .parquet",
     )  # fmt: skip
     parser.add_argument("--no-normalize", action="store_true", help="keep the length of vectors (default: 1)")
     parser.add_argument(

@@ -105,6 +105,7 @@ def embed_file(
     precision: str = "float32",
     ranges: str | Path | None = None,
     vectors: str | None = None,
+    chunk_tokens: int | None = None,
 ) -> EmbedStats:
     """Embeds every record of `source` (.txt .jsonl .csv .tsv, also .gz, .parquet) into `target` (.npy .jsonl .jsonl.gz
     .parquet). Several sources, or a pattern such as texts/*.txt, are read in turn. "-" is standard input, of lines of
@@ -123,6 +124,8 @@ def embed_file(
     vectors: "dense", one a text; "sparse", as in `encode_sparse`, written as {"indices": [...], "values": [...]};
     "multi", one a token, as in `encode_multi_vector`, written as a list of them. None: those that the model is for. A
     .npy holds dense ones alone; normalize, pooling, truncate_dim, long_texts and precision shape those alone.
+    chunk_tokens: late chunking, as in `encode`, written as {"spans": [[start, end], ...], "values": [[...], ...]}, a
+    vector for each span of so many tokens. Not to .npy, nor with long_texts or precision.
     show_progress_bar: None: a bar on a terminal, elsewhere a line on standard error every 30 s.
 
     The target appears whole or not at all; a link stays one. Unfinished work stays in `<target>.part`. Errors: OSError,
@@ -138,12 +141,16 @@ def embed_file(
 
     given = {"prompt": prompt, "prompt_name": prompt_name, "max_length": max_length, "max_tokens": max_tokens}
     shape = {"normalize": normalize, "pooling": pooling, "truncate_dim": truncate_dim, "long_texts": long_texts}
-    kind_of_vectors, work, how = _vectors_of(model, vectors, given, shape, precision, target)
+    if chunk_tokens is None:
+        kind_of_vectors, work, how = _vectors_of(model, vectors, given, shape, precision, target)
+    else:
+        kind_of_vectors, work, how = _spans_of(model, chunk_tokens, vectors, given | shape, precision, target)
     dtype, entries = stored_as(precision, work.width)
     dense = kind_of_vectors == "dense"
     made_with = _sources_identity(sources) | _model_identity(model)
     made_with |= {"column": column or "text", "batch_records": batch_records, "precision": precision} | asdict(how)
     made_with |= {} if dense else {"vectors": kind_of_vectors}
+    made_with |= {} if chunk_tokens is None else {"chunk_tokens": chunk_tokens}
     del made_with["width"], made_with["whole_width"]  # follow from truncate_dim and the model
     with contextlib.ExitStack() as stack:
         piped = STREAM in (*sources, target)  # a later run cannot go on from there
@@ -230,6 +237,20 @@ def _vectors_of(
         raise ValueError(f"{target}: a .npy holds dense vectors alone, these are {kind} ones; write .jsonl or .parquet")
     how = text_options(model, vectors=kind, **given)
     return kind, (sparse_embedding if kind == "sparse" else multi_vector_embedding)(model, **given), how
+
+
+def _spans_of(
+    model: PackedModel, size: int, kind: str | None, given: dict[str, Any], precision: str, target: Path
+) -> tuple[str, Any, Any]:
+    """As `_vectors_of`, of late chunking."""
+    from ftbert.text import cut_embedding, text_options
+
+    if kind not in (None, "dense") or precision != "float32" or given.pop("long_texts") != "truncate":
+        raise ValueError("chunk_tokens goes with dense vectors in float32; its windows stand in for long_texts")
+    if target.suffix == ".npy":
+        words = "a .npy holds one vector a text, chunk_tokens makes several; write .jsonl or .parquet"
+        raise ValueError(f"{target}: {words}")
+    return "spans", cut_embedding(model, size, **given), text_options(model, **given)
 
 
 def _rows_of(sources: Sequence[Path], end: Position) -> list[dict[str, Any]]:

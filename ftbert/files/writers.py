@@ -127,7 +127,7 @@ class JsonlStream(Writer):
 
 class ParquetWriter(Writer):
     """The other columns and "embedding": a fixed-size list, for one vector a token a list of those, a struct of two
-    lists, "indices" and "values", for sparse vectors.
+    lists, "indices" and "values", for sparse vectors; of "spans" and "values" for spans of a text.
 
     A parquet file cannot be appended to once closed, so every chunk is a file of its own until the end.
     Only then are all columns known, when the records are JSON objects that differ.
@@ -185,6 +185,9 @@ class ParquetWriter(Writer):
             kind = pa.struct([("indices", pa.list_(pa.int32())), ("values", pa.list_(pa.float32()))])
         elif self._dtype == "multi":
             kind = pa.list_(pa.list_(pa.float32(), self._entries))
+        elif self._dtype == "spans":
+            values = pa.list_(pa.list_(pa.float32(), self._entries))
+            kind = pa.struct([("spans", pa.list_(pa.list_(pa.int32(), 2))), ("values", values)])
         else:
             kind = pa.list_(pa.type_for_alias(self._dtype), self._entries)
         return pa.field(EMBEDDING, kind)
@@ -192,13 +195,21 @@ class ParquetWriter(Writer):
     def _column(self, vectors: Any) -> Any:
         import pyarrow as pa
 
-        if self._dtype not in ("sparse", "multi"):
+        if self._dtype not in ("sparse", "multi", "spans"):
             flat = pa.array(vectors.ravel(), type=pa.type_for_alias(self._dtype))
             return pa.FixedSizeListArray.from_arrays(flat, self._entries)
         ends = pa.array(np.cumsum([0, *(len(getattr(one, "values", one)) for one in vectors)]), pa.int32())
+
+        def rows(arrays: list[Any], entries: int, dtype: Any) -> Any:
+            flat = pa.array(np.concatenate([*arrays, np.empty((0, entries), dtype)]).astype(dtype).ravel())
+            return pa.ListArray.from_arrays(ends, pa.FixedSizeListArray.from_arrays(flat, entries))
+
         if self._dtype == "multi":
-            flat = pa.array(np.concatenate([*vectors, np.empty((0, self._entries), np.float32)]).ravel())
-            return pa.ListArray.from_arrays(ends, pa.FixedSizeListArray.from_arrays(flat, self._entries))
+            return rows(vectors, self._entries, np.float32)
+        if self._dtype == "spans":
+            spans = rows([one.spans for one in vectors], 2, np.int32)
+            values = rows([one.values for one in vectors], self._entries, np.float32)
+            return pa.StructArray.from_arrays([spans, values], names=["spans", "values"])
         indices = np.concatenate([*(one.indices for one in vectors), np.empty(0, np.int32)]).astype(np.int32)
         values = np.concatenate([*(one.values for one in vectors), np.empty(0, np.float32)])
         parts = [pa.ListArray.from_arrays(ends, pa.array(flat)) for flat in (indices, values)]
@@ -221,6 +232,8 @@ def _numbers(vectors: Any) -> Iterator[str]:
         for one in vectors:
             if isinstance(one, np.ndarray):
                 yield f"[{', '.join(_numbers(one))}]"
+            elif hasattr(one, "spans"):
+                yield f'{{"spans": {one.spans.tolist()}, "values": [{", ".join(_numbers(one.values))}]}}'
             else:
                 (values,) = _numbers(one.values[None])
                 yield f'{{"indices": {one.indices.tolist()}, "values": {values}}}'

@@ -27,7 +27,7 @@ from ftbert.text.vector_modules import MULTI_LINEAR, SPARSE_LINEAR, MultiSetting
 if TYPE_CHECKING:
     from ftbert.text.computing import compute_windows, launch
     from ftbert.text.encoding import embedding, loaded_tokenizer, text_options, tokenizer_of
-    from ftbert.text.late_chunks import takes_chunks
+    from ftbert.text.late_chunks import cut_embedding, takes_chunks
     from ftbert.text.multi_vector import multi_vector_embedding, skipped_ids, token_vectors
     from ftbert.text.pooling import Upload, dense_of, filling, pooled_rows, text_vectors, token_states
     from ftbert.text.precision import check_ranges, quantized, ranges_of, stored_as
@@ -43,17 +43,18 @@ __all__ = [
     "OtherVectors", "PairTemplate", "ReplicaThreads", "Result", "ScoreSettings", "SparseSettings", "SparseVector",
     "TemplateEncoder", "TextModel", "TextOptions", "TextSettings", "TokenLabels", "Tokenizer", "Tokens", "Upload",
     "Window", "Workers", "batches_of", "by_token_budget", "check_charsmaps", "check_pooling", "check_ranges",
-    "compute_windows", "dense_of", "embedding", "entries_of", "filling", "joined", "launch", "lexical",
-    "load_tokenizer", "loaded_tokenizer", "looked_up", "multi_vector_embedding", "next_logits", "pack", "pooled_rows",
-    "takes_chunks", "panics_as_errors", "quantized", "ranges_of", "score_ids", "score_task", "sharing", "skipped_ids",
-    "sparse_embedding", "splade_rows", "stored_as", "table_tokenizer", "table_weights", "text_options",
+    "compute_windows", "cut_embedding", "dense_of", "embedding", "entries_of", "filling", "joined", "launch",
+    "lexical", "load_tokenizer", "loaded_tokenizer", "looked_up", "multi_vector_embedding", "next_logits", "pack",
+    "pooled_rows", "takes_chunks", "panics_as_errors", "quantized", "ranges_of", "score_ids", "score_task", "sharing",
+    "skipped_ids", "sparse_embedding", "splade_rows", "stored_as", "table_tokenizer", "table_weights", "text_options",
     "text_vectors", "token_states", "token_vectors", "token_weights", "tokenizer_of", "tokens_kept", "tokens_of",
     "unweighted", "width_behind",
 ]  # fmt: skip
 
 _LATE = {
     "ScoreSettings": "scoring", "TextModel": "text_model", "Upload": "pooling", "check_ranges": "precision",
-    "compute_windows": "computing", "dense_of": "pooling", "embedding": "encoding", "filling": "pooling",
+    "compute_windows": "computing",
+    "cut_embedding": "late_chunks", "dense_of": "pooling", "embedding": "encoding", "filling": "pooling",
     "launch": "computing",
     "loaded_tokenizer": "encoding",
     "multi_vector_embedding": "multi_vector",

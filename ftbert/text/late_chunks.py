@@ -22,6 +22,7 @@ from ftbert.text.encoding import finished, text_options, tokenizer_of
 from ftbert.text.options import TextOptions
 from ftbert.text.pooling import Upload, pooled_rows
 from ftbert.text.settings import POOLINGS, TextSettings
+from ftbert.text.token_arrays import SpanVectors
 from ftbert.text.tokenizer import Tokenizer
 from ftbert.text.tokens import Tokens, check_texts, tokens_of
 
@@ -39,10 +40,28 @@ class SpannedText(str):
 
 @dataclass(frozen=True)
 class Chunks:
-    """Of one text's tokens in a batch. windows: the tokens of each; rows: of each span the places of its tokens."""
+    """Of one text's tokens in a batch. windows: the tokens of each; rows: of each span the places of its tokens; spans:
+    in characters."""
 
     windows: NDArray[np.int64]
     rows: list[NDArray[np.int64]]
+    spans: Spans
+
+
+def cut_embedding(model: PackedModel, size: int, **given: Any) -> Work:
+    """As `chunk_embedding`, `SpanVectors` for each text, whose spans have so many tokens."""
+    work, tokenizer = chunk_embedding(model, **given), tokenizer_of(model)
+    positive("chunk_tokens", size)
+
+    def tokenise(texts: Sequence[Any]) -> Tokens:
+        return work.tokenise(_marked(texts, split(tokenizer, texts, size)))
+
+    def parts(batch: Batch, found: NDArray[np.float32]) -> Iterator[SpanVectors]:
+        assert batch.marks is not None and work.parts is not None
+        for mark, values in zip(batch.marks, work.parts(batch, found), strict=True):
+            yield SpanVectors(np.array(mark.spans, dtype=np.int64).reshape(-1, 2), values)
+
+    return replace(work, tokenise=tokenise, parts=parts)
 
 
 def chunk_embedding(model: PackedModel, **given: Any) -> Work:
@@ -101,6 +120,10 @@ def spanned(model: PackedModel, texts: Sequence[str], chunks: Any, chunk_tokens:
             [_checked(span, text, f"chunks[{i}][{j}]") for j, span in enumerate(_listed(spans, f"chunks[{i}]"))]
             for i, (text, spans) in enumerate(zip(texts, chunks, strict=True))
         ]
+    return _marked(texts, listed)
+
+
+def _marked(texts: Sequence[str], listed: list[Spans]) -> list[SpannedText]:
     made = [SpannedText(text) for text in texts]
     for text, spans in zip(made, listed, strict=True):
         text.spans = spans
@@ -157,7 +180,7 @@ def _tokenise(tokenizer: Tokenizer, texts: Sequence[Any], how: TextOptions) -> T
         lengths = np.array([len(one) for one in windows], dtype=np.int64)
         spans = [_of_span(ends, start, end, len(text), how.unpooled_tokens) for start, end in text.spans]
         rows.append(ids[places].tolist())
-        marks.append(Chunks(lengths, [chosen[span] for span in spans]))
+        marks.append(Chunks(lengths, [chosen[span] for span in spans], text.spans))
         cut += len(windows) > 1
     return replace(tokens_of(rows), cut=cut, marks=marks)
 

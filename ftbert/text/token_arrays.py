@@ -16,6 +16,13 @@ class SparseVector(NamedTuple):
     values: NDArray[np.float32]
 
 
+class SpanVectors(NamedTuple):
+    """spans: int64 [spans, 2], characters; values: float32 [spans, width]."""
+
+    spans: NDArray[np.int64]
+    values: NDArray[np.float32]
+
+
 def entries_of(rows: NDArray[np.float32]) -> Iterator[SparseVector]:
     """What `splade_rows` gives as a vector for each row."""
     counts = np.count_nonzero(rows[:, 1::2], axis=1).tolist()
