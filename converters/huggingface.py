@@ -56,6 +56,8 @@ def recognise(document: Config, source: TensorSource, folder: Path | None) -> Ch
     for ours, shape in encoder.weight_shapes().items():
         row = family.row(ours)
         theirs = [_spelling(prefix + name, found) for name in family.source_names(ours)]
+        if ours == "embeddings.word" and theirs[0] not in found:
+            theirs = [_tied_head(rows, document, found) or theirs[0]]
         names[ours] = tuple(theirs)
         if isinstance(row, Derived):
             made[ours] = row.make
@@ -111,15 +113,22 @@ def _head(
     # A file may hold the head's matrix although it is the embeddings'; if they differ, they are apart whatever the
     # config says, as transformers has it.
     tied = row.ties(document) and (
-        own is None or (found[own] == found.get(word) and torch.equal(source.read(own), source.read(word)))
+        own in (None, word) or (found[own] == found.get(word) and torch.equal(source.read(own), source.read(word)))
     )
     return head_config(row, family, document, encoder, found, tied)
 
 
+def _tied_head(rows: list[HeadRow], document: Config, found: dict[str, Any]) -> str | None:
+    """The matrix of a head that is the embeddings', where a file has it under the head's name alone."""
+    names = (name for row in rows if row.ties(document) for name in row.names("out.weight"))
+    return next((name for name in names if name in found), None)
+
+
 def _prefix(family: Family, found: dict[str, Any]) -> str:
-    word = family.source_names("embeddings.word")[0]
+    probes = [family.source_names(ours)[0] for ours in ("embeddings.word", "layers.0.attention.qkv.weight")]
     # Where none fits, complain about the names as they would be without a prefix.
-    return next((prefix for prefix in family.prefixes if prefix + word in found), family.prefixes[0])
+    fitting = (prefix for probe in probes for prefix in family.prefixes if prefix + probe in found)
+    return next(fitting, family.prefixes[0])
 
 
 def _with_frequencies(encoder: ModelConfig, family: Family, prefix: str, source: TensorSource) -> ModelConfig:

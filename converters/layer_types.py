@@ -58,12 +58,13 @@ def by_type(description: Description, types: list[str], parts: dict[str, Descrip
     description["layers"] = [{"attention": parts[kind]} for kind in types]
 
 
-def slide(description: Description, types: list[str], window: int | None) -> None:
-    """Layers that see `window` tokens at most, themselves among them; without is_causal that many to each side."""
+def slide(description: Description, types: list[str], window: int | None, least: int = 1) -> None:
+    """Layers that see `window` tokens at most, themselves among them; without is_causal that many to each side. least:
+    that a window may be, 0 where a token may see itself alone."""
     parts: dict[str, Description] = {"full_attention": {}}
     if "sliding_attention" in types:
-        if window is None or window < 1:
-            raise ValueError(f"sliding_window {shown(window)}: expected a number above 0 for layers that slide")
+        if window is None or window < least:
+            raise ValueError(f"sliding_window {shown(window)}: expected at least {least} for layers that slide")
         causal = description["layer"]["attention"].get("causal", False)
         parts["sliding_attention"] = {"window": [window - 1, None] if causal else [window, window]}
     by_type(description, types, parts)

@@ -267,11 +267,11 @@ def _gemma3(config: Config, description: Description) -> None:
     if pattern < 1:
         raise ValueError(f"sliding_window_pattern {pattern}: expected at least 1")
     types = layer_types(config, lambda i: bool((i + 1) % pattern))
-    window = entry(config, "sliding_window", "int", 4096)
+    window, least = entry(config, "sliding_window", "int", 4096), 1
     if entry(config, "use_bidirectional_attention", "bool", False):
         # transformers' own window is then half of the config's and 1, and one more where is_causal says it, too.
-        window = window // 2 + (0 if attention.pop("causal", False) else 1)
-    slide(description, types, window)
+        window, least = window // 2 + (0 if attention.pop("causal", False) else 1), 0
+    slide(description, types, window, least)
     thetas = {"full_attention": ("rope_theta", 1_000_000.0), "sliding_attention": ("rope_local_base_freq", 10_000.0)}
     for layer, kind in zip(description["layers"], types, strict=True):
         scaled = config if kind == "full_attention" else config | {"rope_scaling": None}

@@ -208,6 +208,30 @@ def test_an_untied_decoder(tmp_path: Path, family: str, say: str) -> None:
     check(model.reference(), model, batch, Place("cpu", torch.float32))
 
 
+HEAD_ALONE = {
+    "bert": ("masked_lm", "cls.predictions.decoder"), "roberta": ("masked_lm", "lm_head.decoder"), "electra": ("masked_lm", "generator_lm_head"),
+    "modernbert": ("masked_lm", "decoder"), "llama": ("causal_lm", "lm_head"), "gemma3_text": ("causal_lm", "lm_head"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", HEAD_ALONE)
+def test_a_tied_matrix_under_its_heads_name_alone(tmp_path: Path, family: str) -> None:
+    task, head = HEAD_ALONE[family]
+    reference = make_model(family, task, 0, tie_word_embeddings=True)
+    reference.save_pretrained(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    (word,) = (name for name in state if name.endswith(("word_embeddings.weight", "tok_embeddings.weight", "embed_tokens.weight")))
+    state[f"{head}.weight"] = state.pop(word)
+    save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
+    model = ftbert.load(tmp_path)
+    assert model.checkpoint.config.heads[0].tied
+    check(reference, model, make_batch(reference, task, "right"), Place("cpu", torch.float32))
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    with pytest.raises(ValueError, match=rf"model.safetensors: .*\n  missing {word}"):
+        ftbert.load(tmp_path)
+
+
 def test_a_head_without_its_class_name(tmp_path: Path) -> None:
     """Where config.json names no class, tensors that only one head has are enough; others are left out."""
     for family, task, tasks in [

@@ -293,6 +293,21 @@ def test_names_of_published_files(tmp_path: Path, family: str) -> None:
         assert torch.equal(tensor, state[name]), "transformers renames them as this test does"
 
 
+@pytest.mark.parametrize("window", [0, 1, 2, 3])
+def test_a_bidirectional_window_of_few_tokens(window: int, tmp_path: Path) -> None:
+    """Of EmbeddingGemma's kind: a window of 1 is a token alone."""
+    sizes = {"num_hidden_layers": 3, "sliding_window_pattern": 3, "use_bidirectional_attention": True}
+    reference = make_model("gemma3_text", "encoder", 0, sliding_window=window, **sizes)
+    reference.save_pretrained(tmp_path)
+    read = type(reference).from_pretrained(tmp_path).eval()
+    for mask in ("right", "left"):
+        batch = make_batch(reference, "encoder", mask)
+        kept = batch["attention_mask"].bool()
+        with torch.no_grad():
+            for model, theirs in ((ftbert.load(reference), reference), (ftbert.load(tmp_path), read)):
+                assert_close(model(**batch).last_hidden_state[kept], theirs(**batch).last_hidden_state[kept], atol=2e-5)
+
+
 def test_config_of_nomic_as_published(tmp_path: Path) -> None:
     """nomic-ai/nomic-embed-text-v1.5, smaller."""
     reference = make_model("nomic_bert", "encoder", 0, hidden_act="silu")
@@ -356,7 +371,7 @@ def test_rotary_positions_that_change_with_the_length(tmp_path: Path) -> None:
         ("llama", {"num_key_value_heads": 3}, "3 does not divide heads 4"),
         ("llama", {"add_cross_attention": True}, "add_cross_attention"),
         ("mistral", {"layer_types": ["full_attention"] * 2}, "layer_types of model type 'mistral'"),
-        ("mistral", {"sliding_window": 0}, "sliding_window 0: expected a number above 0"),
+        ("mistral", {"sliding_window": 0}, "sliding_window 0: expected at least 1"),
         ("qwen3", {"layer_types": ["full_attention", "linear_attention"] * 14}, "layer_types .* is not supported: one of"),
         ("qwen3", {"layer_types": ["full_attention"]}, "for each layer"),
         ("gemma2", {"attn_logit_softcapping": 0}, "attn_logit_softcapping 0: expected a number above 0"),
