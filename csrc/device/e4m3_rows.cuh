@@ -10,6 +10,8 @@
 namespace ftbert {
 
 struct E4m3Rows {
+  static constexpr bool kWholeRows = false;  // numbers are stored as they come
+
   uint8_t* data;
   const float* scale;  // on the device
   float inverse = 0;   // of the scale; what numbers are multiplied by before they are rounded
@@ -17,6 +19,8 @@ struct E4m3Rows {
   explicit E4m3Rows(const Operand& out) : data(out.scaled_e4m3()), scale(out.scale) {}
   // Before numbers are stored, after wait_for_inputs.
   __device__ void read_scale() { inverse = 1.0f / *scale; }
+  __device__ void begin_row(int64_t) const {}
+  __device__ void spoil_row(int, int, int) const {}
   __device__ E4m3Rows from(int64_t at) const {
     E4m3Rows rows = *this;
     rows.data += at;

@@ -35,8 +35,10 @@ Tensor byte_rows_op(const Tensor& x, const OptionalTensor& smooth) {
   elements("x", x, 2);
   const Tensor out = at::empty({x.size(0), byte_row_bytes(x.size(1))}, x.options().dtype(at::kByte));
   const Operand to = byte_rows("x", out, smooth, x, x.size(0), x.size(1));
-  Context<Cpu> context;
-  quantise<Cpu, float>(context, data<float>(x), x.size(0), x.size(1), to);
+  if (x.size(0) == 0) return out;
+  run(x, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
+    quantise<Device, T>(call.context, data<T>(x), x.size(0), x.size(1), to);
+  });
   return out;
 }
 

@@ -33,15 +33,13 @@ Tensor embeddings(const Tensor& ids, const OptionalTensor& types, const Optional
                   const OptionalTensor& copy_scale, const OptionalTensor& word_scale) {
   if (word_scale) {
     rank("word", word, 2);
-    FTBERT_CHECK(word.is_cpu() && word.scalar_type() == at::kChar,
-                 "word: expected Char on the CPU with scales of rows, got ", describe(word));
+    FTBERT_CHECK(word.scalar_type() == at::kChar, "word: expected Char with scales of rows, got ", describe(word));
     plain("word", word);
-    elements("word_scale", *word_scale, 1);
-    same("word_scale", word_scale, *word_scale, {word.size(0)});
+    scales("word_scale", *word_scale, word, word.size(0));
   } else {
     elements("word", word, 2);
   }
-  const Tensor& like = word_scale ? *word_scale : word;  // of the result's type
+  const Tensor& like = !word_scale ? word : token_type ? *token_type : *word_scale;  // of the result's type
   const int64_t cols = word.size(1);
   integers("positions", pos, word, at::kInt, 0);
   const int64_t tokens = pos.size(0);

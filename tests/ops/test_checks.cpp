@@ -49,11 +49,14 @@ void check_columns(const OptionalTensor& columns, const Tensor& cu_seqlens, int6
 Operand byte_rows(const char* name, const Tensor& out, const OptionalTensor& smooth, const Tensor& like, int64_t rows,
                   int64_t cols) {
   const std::vector<int64_t> shape = {rows, byte_row_bytes(cols)};
-  FTBERT_CHECK(like.is_cpu() && like.scalar_type() == at::kFloat && out.is_cpu() && out.scalar_type() == at::kByte &&
-                   out.sizes() == shape && out.is_contiguous(),
-               name, ": expected contiguous Byte ", shape_text(shape), " on the CPU, beside float32, got ",
-               describe(out));
-  same("smooth", smooth, like, {cols});
+  FTBERT_CHECK(like.is_cpu() == (like.scalar_type() == at::kFloat) && out.device() == like.device() &&
+                   out.scalar_type() == at::kByte && out.sizes() == shape && out.is_contiguous(),
+               name, ": expected contiguous Byte ", shape_text(shape), " on ", like.device().str(),
+               ", beside float32 on the CPU or 16 bits on a GPU, got ", describe(out), " beside ", describe(like));
+  FTBERT_CHECK(!smooth || (smooth->scalar_type() == at::kFloat && smooth->device() == like.device() &&
+                           smooth->dim() == 1 && smooth->size(0) == cols && smooth->is_contiguous()),
+               "smooth: expected contiguous Float ", shape_text({cols}), " on ", like.device().str(), ", got ",
+               describe(*smooth));
   return {out.data_ptr(), &formats::byte_rows, data<float>(smooth)};
 }
 

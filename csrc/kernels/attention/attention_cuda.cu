@@ -208,7 +208,7 @@ Operand attention(Context<Device>& context, const Heads& heads, const QueriesKey
   if (sequences.count == 0 || sequences.max_k == 0) return out;
   FTBERT_CHECK(from.dtype == kDType<T>, "attention on a GPU reads q, k and v in the stream's type");
   AttentionSize size = size_of(context, heads, policy, are_whole_sequences(heads, from, sequences));
-  size.e4m3 = out.scaled();
+  size.e4m3 = out.format == &formats::e4m3_tensor;
   size.arrivals = scratch.arrivals != nullptr;
   size.sequences = sequences.count, size.rows = sequences.rows;
   size.max_q = sequences.max_q, size.max_k = sequences.max_k;

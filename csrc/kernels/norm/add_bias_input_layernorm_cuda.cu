@@ -13,7 +13,7 @@ namespace ftbert {
 namespace {
 
 // offset: added to gamma by the rules that do. x, input, sum and out carry no __restrict__: out and sum may alias x or
-// input. Copy: nothing, or E4m3Rows, and then out may be null.
+// input. Copy: nothing, or E4m3Rows or ByteRows, and then out may be null.
 template <class Shape, class E, class Rule, class... Copy>
 __global__ void __launch_bounds__(Shape::kMaxThreads)
     add_bias_input_layernorm_kernel(const E* x, const E* bias, const E* input, const E* gamma, const E* beta, float eps,
@@ -31,6 +31,7 @@ __global__ void __launch_bounds__(Shape::kMaxThreads)
     load_row<Shape>(beta, cols, walk.lane, h);
     for (; walk.row < rows; walk.row += walk.step) {
       const int64_t at = walk.row * cols;
+      (copy.begin_row(walk.row), ...);
       Packed<E, Shape::kWidth> a[Shape::kPacks], c[Shape::kPacks];
       load_row<Shape>(x + at, cols, walk.lane, a);
       load_row<Shape>(input ? input + at : nullptr, cols, walk.lane, c);
@@ -41,6 +42,7 @@ __global__ void __launch_bounds__(Shape::kMaxThreads)
   } else {
     for (; walk.row < rows; walk.row += walk.step) {
       const int64_t at = walk.row * cols;
+      (copy.begin_row(walk.row), ...);
       norm_row<Shape>(x + at, bias, input ? input + at : nullptr, kNormalize ? gamma : nullptr, beta, rule, cols,
                       walk.lane, sum ? sum + at : nullptr, out, at, copy...);
     }
@@ -72,9 +74,8 @@ void add_bias_input_layernorm(Context<Device>& context, const T* x, const T* bia
                       native(bias), native(input), native(norm.gamma), native(norm.beta), norm.eps, rows, cols,
                       native(sum), native(out), norm.offset, beside...);
   };
-  const bool wide = vectorizable(kWidth<T>, cols, x, bias, input, norm.gamma, norm.beta, sum, out) &&
-                    vectorizable(kWidth<T>, cols, static_cast<const uint8_t*>(copy.data));
-  with_rows<T>(copy, [&](const auto&... beside) {
+  const bool wide = vectorizable(kWidth<T>, cols, x, bias, input, norm.gamma, norm.beta, sum, out) && is_wide(copy);
+  with_copy<T>(copy, cols, [&](const auto&... beside) {
     with_row_shape<kWidth<T>>(wide, cols, [&](auto shape) {
       with_norm_rule(norm, [&]<class Rule>() { launch.template operator()<decltype(shape), Rule>(beside...); });
     });

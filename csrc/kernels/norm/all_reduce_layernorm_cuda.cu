@@ -98,7 +98,7 @@ struct SharedVectors {
   }
 };
 
-// Copy: nothing, or E4m3Rows, and then out may be null. sum and out may alias input.
+// Copy: nothing, or E4m3Rows or ByteRows, and then out may be null. sum and out may alias input.
 template <class Shape, class E, class Rule, class... Copy>
 __global__ void __launch_bounds__(Shape::kMaxThreads, 1)
     all_reduce_layernorm_kernel(const PeerParts parts, const E* bias, const E* input, const E* gamma, const E* beta,
@@ -125,6 +125,7 @@ __global__ void __launch_bounds__(Shape::kMaxThreads, 1)
   others.meet();
   while (walk.row < rows) {
     const int64_t at = walk.row * cols;
+    (copy.begin_row(walk.row), ...);
     send(walk.row + walk.step);  // while this one is awaited
     float x[P][W];
     add_parts<Shape, E>(parts, at, cols, walk.lane, x);
@@ -164,10 +165,10 @@ void add_bias_input_layernorm(Context<Cuda>& context, const PartialSums<T>& x, c
   const Operand copy = to.copy.scaled() ? to.copy : Operand();
   T *const sum = to.sum, *const out = copy ? to.normed : to.only_norm();
   FTBERT_CHECK(adds_parts<T>(cols) && vectorizable(kWidth<T>, cols, bias, input, norm.gamma, norm.beta, sum, out) &&
-                   vectorizable(kWidth<T>, cols, static_cast<const uint8_t*>(copy.data)),
+                   is_wide(copy),
                "a sum over ranks: expected rows and vectors that begin at 16 bytes, of up to 16 KiB, got ", cols,
                " columns");
-  with_rows<T>(copy, [&]<class... Copy>(const Copy&... beside) {
+  with_copy<T>(copy, cols, [&]<class... Copy>(const Copy&... beside) {
     with_shape<kWidth<T>>(cols, [&]<class Shape>(Shape) {
       with_norm_rule(norm, [&]<class Rule>() {
         const auto kernel = all_reduce_layernorm_kernel<Shape, native_t<T>, Rule, Copy...>;

@@ -1,6 +1,7 @@
 // out = norm(a + b + c) for one row, by a rule (norm_rule.cuh): the body that the norm kernels share. beta may be null:
 // 0.
 #pragma once
+#include "device/byte_rows.cuh"
 #include "device/e4m3_rows.cuh"
 #include "device/row_shape.cuh"
 #include "device/vector.cuh"
@@ -19,11 +20,29 @@ __device__ void load_row(const E* row, int cols, int lane, Packed<E, Shape::kWid
   }
 }
 
-// A part of the row that begins at out + at, from column col on. Copy: nothing, or E4m3Rows, and then out may be null.
+// A part of the row that begins at out + at, from column col on. Copy: nothing, or E4m3Rows or ByteRows, and then out
+// may be null. What stores whole rows gets none here.
 template <class E, int W, class... Copy>
 __device__ void put_norm(const float (&x)[W], E* out, int64_t at, int col, const Copy&... copy) {
   if (sizeof...(Copy) == 0 || out != nullptr) put(x, out + at, col);
-  (put(x, copy, at + col), ...);
+  const auto put_copy = [&](const auto& to) {
+    if constexpr (!std::decay_t<decltype(to)>::kWholeRows) put(x, to, at + col);
+  };
+  (put_copy(copy), ...);
+}
+template <class... Copy>
+inline constexpr bool kCopiesWholeRows = (Copy::kWholeRows || ...);
+
+// run(what kernels get beside a norm of T: nothing, or what stores the copy [rows, cols]).
+template <class T, class Run>
+void with_copy(const Operand& copy, int64_t cols, const Run& run) {
+  if (copy && copy.format == &formats::byte_rows) {
+    if constexpr (sizeof(T) == 2)
+      return run(ByteRows(copy, cols));
+    else
+      throw Error("results of " + std::string(to_string(kDType<T>)) + " are not stored as byte rows on a GPU");
+  }
+  with_rows<T>(copy, run);
 }
 
 // The row in registers; first(i, x): a's part of pack i. Two passes for a variance: E[x^2] - mean^2 cancels where a
@@ -86,6 +105,7 @@ __device__ void norm_packs(const First& first, const Packed<E, Shape::kWidth> (&
     }
     put_norm(x[i], out, at, col, copy...);
   }
+  if constexpr (kCopiesWholeRows<Copy...>) (store_byte_row<Shape>(copy, x, cols, lane), ...);
 }
 
 // A row too long for registers: the same passes, each reading the row again (from L1 or L2). Each element is
@@ -124,17 +144,23 @@ __device__ void norm_long(const E* a, const E* b, const E* c, const E* gamma, co
     }
     scale = inverse_root_mean<Shape::kThreads>(squares, inverse, rule.eps);
   }
+  const auto norm = [&](int col, float (&y)[W]) {
+    if (gamma == nullptr) return;
+    float g[W], h[W];
+    Pack::load(gamma + col).to_floats(g);
+    (beta != nullptr ? Pack::load(beta + col) : Pack::zero()).to_floats(h);
+#pragma unroll
+    for (int w = 0; w < W; ++w) y[w] = rule.template apply<E>(Rule::kCentred ? y[w] - mean : y[w], scale, g[w], h[w]);
+  };
+  if constexpr (kCopiesWholeRows<Copy...>) {  // before sum or out, which may be a or c, are stored
+    const auto normed = [&](int col, float (&y)[W]) { value(col, y), norm(col, y); };
+    (store_long_byte_row<Shape>(copy, normed, cols, lane), ...);
+  }
 #pragma unroll 1
   for (int col = lane * W; col < cols; col += Shape::kThreads * W) {
     value(col, x);
     if (sum != nullptr) Pack::from_floats(x).store(sum + col);
-    if (gamma != nullptr) {
-      float g[W], h[W];
-      Pack::load(gamma + col).to_floats(g);
-      (beta != nullptr ? Pack::load(beta + col) : Pack::zero()).to_floats(h);
-#pragma unroll
-      for (int w = 0; w < W; ++w) x[w] = rule.template apply<E>(Rule::kCentred ? x[w] - mean : x[w], scale, g[w], h[w]);
-    }
+    norm(col, x);
     put_norm(x, out, at, col, copy...);
   }
 }
