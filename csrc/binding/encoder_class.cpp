@@ -104,8 +104,6 @@ void check_weights(const std::vector<WeightSpec>& specs, const TensorDict& weigh
     if (tensor.device() != device || (!any && !panels && !blocks && tensor.scalar_type() != expected))
       complain(std::string("expected ") + at::toString(expected) + " on " + device.str() + ", got " +
                at::toString(tensor.scalar_type()) + " on " + tensor.device().str());
-    else if (!spec.matrix && spec.type == &formats::int8 && !device.is_cpu())
-      complain("a table in int8 is read on the CPU alone, got " + device.str());
     else if (const std::string why = spec.matrix ? why_not_computed(device, dtype, spec, weights) : ""; !why.empty())
       uncomputed[why].push_back(spec.name);
   }
@@ -143,7 +141,7 @@ EncoderClass::EncoderClass(TensorDict weights, std::string config, std::string a
         in_blocks.insert(scales);
         packed_[spec.name] =
             given.scalar_type() == at::kByte ? given.contiguous() : pack_q8_0(given, weights.at(scales));
-      } else if (spec.matrix && kind == DeviceKind::cpu)
+      } else if (spec.matrix && is_packed_on(device_, *matrix_formats_.at(spec.name)))
         packed_[spec.name] = given.is_mkldnn() ? given : is_packed(given) ? given.contiguous() : pack_weight(given);
       else
         weights_.insert(spec.name, given.contiguous());

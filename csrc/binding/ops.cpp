@@ -104,8 +104,7 @@ StringDict formats_table() {
                            {"least_columns", {f->least_columns}},
                            {"most_columns", {f->most_columns}},
                            {"cpu", {kernel_for(*f) || lacking_for(*f)}},
-                           {"first_gpu", {int64_t{f->first_gpu}}},
-                           {"last_gpu", {int64_t{f->last_gpu}}}};
+                           {"first_gpu", {int64_t{f->first_gpu}}}};
     rows.insert(std::string(f->name), json_text({row}));
   }
   return rows;
@@ -156,13 +155,13 @@ c10::Dict<std::string, bool> busy_cores_info() {
   return info;
 }
 
-// A GEMM operand in the layout that the encoder keeps on the CPU, so that a loader need not hold both.
+// A GEMM operand in the layout that the encoder keeps, so that a loader need not hold both.
 Tensor pack(const Tensor& weight) {
   plain("weight", weight);
   const at::ScalarType type = weight.scalar_type();
-  FTBERT_CHECK(weight.dim() == 2 && weight.numel() > 0 && weight.is_cpu() &&
-                   (type == at::kFloat || type == at::kBFloat16 || type == at::kChar),
-               "weight: expected float32, bfloat16 or int8 [n, k] on the CPU, got ", describe(weight));
+  const bool exact = weight.is_cpu() && (type == at::kFloat || type == at::kBFloat16);
+  FTBERT_CHECK(weight.dim() == 2 && weight.numel() > 0 && (exact || type == at::kChar),
+               "weight: expected float32 or bfloat16 [n, k] on the CPU, or int8, got ", describe(weight));
   return pack_weight(weight);
 }
 

@@ -1,5 +1,7 @@
 #include "binding/packed_weight.h"
 
+#include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 
 #include "binding/team.h"
@@ -16,12 +18,28 @@ const WeightLayout* packed_layout(const at::Tensor& packed) {
   return kernel ? kernel->layout : nullptr;
 }
 
+// As core/format.h says of int8 on a GPU.
+at::Tensor pack_int8(const at::Tensor& weight) {
+  const int64_t k = weight.size(1);
+  const at::Tensor rows = at::constant_pad_nd(weight, {0, int8_row_bytes(k) - k});
+  const at::Tensor sums = weight.sum(1, /*keepdim=*/false, at::kInt);
+  return at::cat({rows.view(-1).view(at::kByte), sums.view(at::kByte)});
+}
+
 }  // namespace
 
+bool is_packed_on(const at::Device& device, const Format& format) {
+  return device.is_cpu() || &format == &formats::int8;
+}
+
 at::Tensor pack_weight(const at::Tensor& weight) {
-  const Team team;
   const at::Tensor plain = weight.detach().contiguous();
   const Format& format = stored_format(plain.scalar_type());
+  if (!plain.is_cpu()) {
+    FTBERT_CHECK(is_packed_on(plain.device(), format), "a weight in ", format.name, " is packed on the CPU alone");
+    return pack_int8(plain);
+  }
+  const Team team;
   check_format_exists(DeviceKind::cpu, {}, DType::fp32, format);
   const CpuKernel& kernel = *kernel_for(format);
   if (&kernel == &onednn_kernel) return pack_for_onednn(plain);
@@ -33,6 +51,10 @@ at::Tensor pack_weight(const at::Tensor& weight) {
 }
 
 at::Tensor unpack_weight(const at::Tensor& packed, at::IntArrayRef shape) {
+  if (!packed.is_cpu()) {
+    const int64_t n = shape[0], k = shape[1], row = int8_row_bytes(k);
+    return packed.narrow(0, 0, n * row).view(at::kChar).view({n, row}).narrow(1, 0, k).contiguous();
+  }
   const Team team;
   if (packed.is_mkldnn()) return packed.to_dense();
   const at::ScalarType type = packed.scalar_type() == at::kByte ? at::kChar : at::kFloat;
@@ -44,7 +66,9 @@ at::Tensor unpack_weight(const at::Tensor& packed, at::IntArrayRef shape) {
 bool is_packed(const at::Tensor& matrix) { return matrix.is_mkldnn() || matrix.dim() == 1; }
 
 bool has_shape(const at::Tensor& weight, at::IntArrayRef shape) {
-  if (!weight.is_cpu() || weight.dim() != 1 || shape.size() != 2) return weight.sizes() == shape;
+  if (weight.dim() != 1 || shape.size() != 2) return weight.sizes() == shape;
+  if (!weight.is_cpu())
+    return weight.scalar_type() == at::kByte && weight.numel() == int8_gpu_bytes(shape[0], shape[1]);
   const WeightLayout* const layout = packed_layout(weight);
   return layout && static_cast<int64_t>(weight.nbytes()) == layout->bytes(shape[0], shape[1]);
 }

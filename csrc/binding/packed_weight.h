@@ -1,5 +1,5 @@
-// Weights [n, k] of products on the CPU as torch holds them: rows, or packed in the layout of their kernel. Packed they
-// are a tensor of oneDNN's, or one row of floats or bytes. Of q8_0 see q8_0.h.
+// Weights [n, k] of products as torch holds them: rows, or packed in the layout of their kernel. Packed they are a
+// tensor of oneDNN's, or one row of floats or bytes. Of q8_0 see q8_0.h.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -8,7 +8,9 @@
 
 namespace ftbert::binding {
 
-// weight [n, k], fp32, bf16 or int8 -> packed; Error where nothing here multiplies by it.
+// Whether products on this device read it packed: on the CPU all, on a GPU int8.
+bool is_packed_on(const at::Device& device, const Format& format);
+// weight [n, k], fp32, bf16 or int8, on a GPU int8 -> packed; Error where nothing on the CPU multiplies by it.
 FTBERT_VISIBLE at::Tensor pack_weight(const at::Tensor& weight);
 at::Tensor unpack_weight(const at::Tensor& packed, at::IntArrayRef shape);  // [n, k]
 bool is_packed(const at::Tensor& matrix);

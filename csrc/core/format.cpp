@@ -1,11 +1,13 @@
 #include "core/format.h"
 
+#include <algorithm>
+
 #include "core/check.h"
 
 namespace ftbert {
 namespace formats {
 
-constexpr int kAnyGpu = 0, kAmpere = 80, kHopper = 90;
+constexpr int kAnyGpu = 0, kAmpere = 80, kAda = 89;
 
 const Format fp32{.name = "fp32", .other = &fp32, .first_gpu = kAnyGpu};
 const Format fp16{.name = "fp16", .numbers = DType::fp16, .bits = 16, .other = &fp16, .first_gpu = kAnyGpu};
@@ -19,8 +21,7 @@ constexpr Format in_e4m3(std::string_view name, int block) {
           .other = &e4m3_tensor,
           .rows_of = 16,
           .columns_of = 16,
-          .first_gpu = kHopper,
-          .last_gpu = kHopper};
+          .first_gpu = kAda};
 }
 const Format e4m3 = in_e4m3("e4m3", kWholeRow), e4m3_tensor = in_e4m3("e4m3_tensor", kWholeMatrix);
 const Format int8{.name = "int8",
@@ -30,7 +31,10 @@ const Format int8{.name = "int8",
                   .in_checkpoints = true,
                   .other = &byte_rows,
                   .least_columns = 16,  // a byte row takes the place of as many floats
-                  .most_columns = kMostInt8Depth};
+                  .most_columns = kMostInt8Depth,
+                  .least_on_gpus = 32,  // of 16-bit numbers
+                  .step_on_gpus = 8,
+                  .first_gpu = kAmpere};
 const Format byte_rows{
     .name = "byte_rows", .numbers = DType::uint8, .bits = 8, .block = kWholeRow, .minima = true, .inside = true};
 const Format q8_0{.name = "q8_0",
@@ -54,12 +58,15 @@ int64_t Format::bytes(int64_t rows, int64_t columns) const {
   return rows * ((numbers + scale + kLine - 1) / kLine * kLine);
 }
 
-std::string Format::other_size(int64_t rows, int64_t columns) const {
-  if (rows % rows_of != 0 || columns % columns_of != 0)
-    return "multiples of " + std::to_string(rows_of) +
-           (columns_of == rows_of ? "" : " and " + std::to_string(columns_of));
-  if (columns >= least_columns && columns <= most_columns) return "";
-  return std::to_string(least_columns) + " to " + std::to_string(most_columns) + " columns";
+std::string Format::other_size(int64_t rows, int64_t columns, bool gpu) const {
+  const int of_rows = gpu ? std::max(rows_of, step_on_gpus) : rows_of;
+  const int of_columns = gpu ? std::max(columns_of, step_on_gpus) : columns_of;
+  const int64_t least = gpu ? std::max(least_columns, least_on_gpus) : least_columns;
+  if (rows % of_rows != 0 || columns % of_columns != 0)
+    return "multiples of " + std::to_string(of_rows) +
+           (of_columns == of_rows ? "" : " and " + std::to_string(of_columns));
+  if (columns >= least && columns <= most_columns) return "";
+  return std::to_string(least) + " to " + std::to_string(most_columns) + " columns";
 }
 
 std::span<const Format* const> all_formats() {

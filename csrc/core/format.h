@@ -29,13 +29,16 @@ struct Format {
   // Matrices [rows, columns] that products read: multiples of these, and limits of columns.
   int rows_of = 1, columns_of = 1;
   int64_t least_columns = 1, most_columns = INT64_MAX;
-  // The compute capabilities of GPUs whose products read them, 10 * major + minor. Of CPUs: gemm/cpu/kernel.h.
-  int first_gpu = INT_MAX, last_gpu = INT_MAX;
+  int64_t least_on_gpus = 1;  // columns, and of rows and columns a multiple, where a GPU's products ask for more
+  int step_on_gpus = 1;
+  // The first compute capability of GPUs whose products read them, 10 * major + minor. Of CPUs: gemm/cpu/kernel.h.
+  int first_gpu = INT_MAX;
 
   // Bytes of a matrix; of scales those that lie inside.
   int64_t bytes(int64_t rows, int64_t columns) const;
-  // What products expect of a matrix of another size, "multiples of 8 and 64"; "" where they read this one.
-  std::string other_size(int64_t rows, int64_t columns) const;
+  // What a GPU's or a CPU's products expect of a matrix of another size, "multiples of 8 and 64"; "" where they read
+  // this one.
+  std::string other_size(int64_t rows, int64_t columns, bool gpu) const;
 };
 
 namespace formats {
@@ -60,11 +63,11 @@ const Format& parse_format(std::string_view name, bool with_scales = true);
 DType parse_dtype(std::string_view name);  // of a format without scales: fp32, fp16, bf16
 const Format& plain_format(DType dtype);   // without scales; Error for another type
 
-// ---- byte rows: the other operand of int8 products on the CPU ------------------------------------------------------
+// ---- byte rows: the other operand of int8 products ----------------------------------------------------------------
 
 // From row to row: `cols` bytes, zeros up to the last 8 bytes, then the scale (float) and the zero point (int32). Rows
 // are whole cache lines. A number is (byte - zero point) * scale.
-inline constexpr int64_t byte_row_bytes(int64_t cols) { return (cols + 8 + 63) / 64 * 64; }
+FTBERT_HOST_DEVICE constexpr int64_t byte_row_bytes(int64_t cols) { return (cols + 8 + 63) / 64 * 64; }
 
 // ---- q8_0 ----------------------------------------------------------------------------------------------------------
 
@@ -84,5 +87,15 @@ FTBERT_HOST_DEVICE const half_t* q8_0_scales(const void* data, int64_t n, int64_
 
 // Columns of a product in int8: sums of uint8 * int8 are exact in int32.
 inline constexpr int64_t kMostInt8Depth = (int64_t{1} << 31) / (255 * 128);
+
+// On a GPU a matrix [n, k] is one piece of memory: rows of int8, zeros behind each up to a multiple of 16 bytes, then
+// the sums of the rows, int32 [n], n a multiple of 4.
+FTBERT_HOST_DEVICE constexpr int64_t int8_row_bytes(int64_t k) { return (k + 15) / 16 * 16; }
+constexpr int64_t int8_gpu_bytes(int64_t n, int64_t k) {
+  return n * (int8_row_bytes(k) + static_cast<int64_t>(sizeof(int32_t)));
+}
+FTBERT_HOST_DEVICE const int32_t* int8_row_sums(const void* data, int64_t n, int64_t k) {
+  return reinterpret_cast<const int32_t*>(static_cast<const int8_t*>(data) + n * int8_row_bytes(k));
+}
 
 }  // namespace ftbert

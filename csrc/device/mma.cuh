@@ -2,6 +2,8 @@
 // the same; and tiles of 16-bit elements on their way to shared memory, laid out so that ldmatrix meets no bank
 // conflict.
 #pragma once
+#include <cuda_fp8.h>
+
 #include <bit>
 #include <cstdint>
 
@@ -116,6 +118,31 @@ __device__ void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#endif
+}
+
+// d [16, 8] += a [16, 32] @ b [32, 8] of E4M3, in float; from sm_89 on, and what is compiled for less is not launched.
+// Registers hold of a and b the bytes that they hold of 16-bit elements with half the k.
+template <>
+__device__ inline void multiply_add<__nv_fp8_e4m3>(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#else
+  __trap();
+#endif
+}
+// The same of uint8 by int8, exact in int32; from sm_80 on.
+__device__ inline void multiply_add(int32_t (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+#ifdef FTBERT_BEFORE_AMPERE
+  __trap();
+#else
+  asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #endif
 }
 

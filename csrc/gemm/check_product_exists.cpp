@@ -31,6 +31,12 @@ std::string formats_beside(DeviceKind device, DType stream) {
   return known + (known.empty() ? "" : " or ") + std::string(last ? last->name : "none");
 }
 
+// Of what a GPU computes instead of fp8, int8 or bf16.
+std::string instead(const Gpu& gpu) {
+  const auto has = [&gpu](const Format& format) { return gpu.capability >= format.first_gpu; };
+  return std::string(has(formats::int8) ? "int8, " : "") + "fp16 or " + (has(formats::bf16) ? "bf16" : "fp32");
+}
+
 std::string no_product(DeviceKind device, DType stream, const Format& weight) {
   return std::string("no product on ") + (device == DeviceKind::cpu ? "cpu" : "cuda") + " multiplies " +
          std::string(to_string(stream)) + " by a matrix stored as " + std::string(weight.name);
@@ -45,10 +51,9 @@ void check_format_exists(DeviceKind device, const Gpu& gpu, DType stream, const 
   FTBERT_CHECK(!lacking, none(), " without ", lacking ? lacking : "", "; this CPU has ", cpu_isa(),
                ": load the model in fp32");
   FTBERT_CHECK(is_computed(device, format), none(), "; expected one in ", formats_beside(device, stream));
-  FTBERT_CHECK(cpu || (gpu.capability >= format.first_gpu && gpu.device_capability <= format.last_gpu), none(),
-               " on a GPU of compute capability ", capability_text(gpu), "; expected ",
-               capability_text(format.first_gpu), format.last_gpu == format.first_gpu ? "" : " or above",
-               ": load the model in fp16 or ", gpu.capability >= formats::bf16.first_gpu ? "bf16" : "fp32");
+  FTBERT_CHECK(cpu || gpu.capability >= format.first_gpu, none(), " on a GPU of compute capability ",
+               capability_text(gpu), "; expected ", capability_text(format.first_gpu), " or above: load the model in ",
+               instead(gpu));
   FTBERT_CHECK(is_beside(device, stream, format), none(), "; expected ",
                cpu                         ? "fp32"
                : format.block == kNoScales ? format.name
@@ -69,7 +74,7 @@ void check_product_exists(DeviceKind device, const Gpu& gpu, DType stream, const
                " with other scales than it reads; expected those of the matrix ",
                format.inside ? "among its numbers" : "beside it", ", and of its other operand ",
                format.other ? "those of " : "none", format.other ? format.other->name : "");
-  const std::string size = format.other_size(weight.n, weight.k);
+  const std::string size = format.other_size(weight.n, weight.k, device == DeviceKind::cuda);
   FTBERT_CHECK(size.empty(), none(), " of [", weight.n, ", ", weight.k, "]; expected ", size);
 }
 

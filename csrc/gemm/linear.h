@@ -77,11 +77,11 @@ struct Made {
 // wishes to read the result. Returns the place and the type of the result. Its type is the wished one, or T where no
 // product stores that. It is at out.data, or in memory of a library, valid until the next product into the same
 // out.data or the end of the call. What no product does while it stores, kernels do behind it; heads, the residual and
-// its norm are then the caller's. A weight in E4M3 is multiplied by an operand in E4M3; the scales of both, of a result
-// in E4M3 too, lie on the device and are known before the call: kernels read them while the one ahead may still be at
-// work. With a gate the result is [m, n / 2], and `out` has room behind it for the [m, n] numbers of T that
-// add_bias_gate reads where the product does not apply it. In one piece a and out have room for kGemmRowSlack more
-// rows.
+// its norm are then the caller's. A weight in E4M3 is multiplied by an operand in E4M3, one in int8 by byte rows;
+// scales of matrices, of an operand and of a result in E4M3 lie on the device and are known before the call: kernels
+// read them while the one ahead may still be at work. With a gate the result is [m, n / 2], and `out` has room behind
+// it for the [m, n] numbers of T that add_bias_gate reads where the product does not apply it. In one piece a and out
+// have room for kGemmRowSlack more rows.
 template <class Device, class T>
 Made<T> linear(Context<Device>& context, const Linear<T>& linear, const Edge<T>& a, int64_t m, const Ending<T>& wish,
                const Operand& out);

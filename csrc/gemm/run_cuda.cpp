@@ -67,12 +67,15 @@ Epilogue split_off(Context<Cuda>& context, Product& product, const ProductData& 
 // Error where the rows of a are stored in another type than this weight multiplies.
 template <class T>
 ProductData data_of(const Product& product, const Linear<T>& weights, const Operand& a, void* c) {
-  const bool e4m3 = weights.weight.format->numbers == DType::e4m3;
-  return {.a = e4m3 ? static_cast<const void*>(a.scaled_e4m3()) : a.template as<T>(),
+  const DType stored = weights.weight.format->numbers;
+  const bool bytes = weights.weight.format == &formats::int8;
+  return {.a = bytes                   ? static_cast<const void*>(a.byte_rows())
+               : stored == DType::e4m3 ? static_cast<const void*>(a.scaled_e4m3())
+                                       : a.template as<T>(),
           .b = weights.weight.data,
           .bias = product.epilogue.bias ? weights.bias : nullptr,
           .c = c,
-          .a_scale = a.scale,
+          .a_scale = bytes ? nullptr : a.scale,
           .b_scale = weights.weight.template scales<float>(),
           .stream = kDType<T>};
 }
@@ -190,7 +193,7 @@ Operand linear_alone(Context<Cuda>& context, const Linear<T>& weights, const Ope
   const bool e4m3 = weights.weight.format->numbers == DType::e4m3, narrow = e4m3 && out.dtype() == DType::e4m3;
   FTBERT_CHECK(out.dtype() != DType::e4m3 || (out.format == &formats::e4m3_tensor && out.scale),
                "a result in e4m3 needs one scale");
-  Operand made = out.dtype() == DType::e4m3 && !narrow ? Operand::of(static_cast<T*>(out.data)) : out;
+  Operand made = out.scaled() && !narrow ? Operand::of(static_cast<T*>(out.data)) : out;
   if (!narrow) made.template as<T>();
   const int64_t n = weights.weight.n, k = weights.weight.k;
   if (m == 0 || n == 0) return made;
@@ -208,7 +211,7 @@ Operand linear_alone(Context<Cuda>& context, const Linear<T>& weights, const Ope
   const char* const from = static_cast<const char*>(data.a);
   for (int64_t first = 0; first < m; first += step) {
     product.m = std::min(step, m - first);
-    data.a = from + first * k * bytes_of(product.a);
+    data.a = from + a.format->bytes(first, k);
     T* const to = reinterpret_cast<T*>(static_cast<char*>(made.data) + first * cols * bytes_of(made.dtype()));
     data.c = split.gate == Gate::none ? to : data.sums;
     const Epilogue after = run(context, product, data);
@@ -250,10 +253,9 @@ void run_own(const Context<Cuda>& context, const OwnChoice& own, const Product& 
   FTBERT_CHECK(!product.epilogue.heads || product.n == data.heads.qkv_width(), "the product ", own.kernel->name, " ",
                own.variant_name(), " cannot turn heads of ", data.heads.size, " in n=", product.n);
   FTBERT_CHECK(!data.rules.rotation || data.rules.positions, "rotary: there is a table, but no positions given");
-  const bool e4m3 = product.a == DType::e4m3;
-  FTBERT_CHECK(!e4m3 || (data.a_scale && data.b_scale && (product.c != DType::e4m3 || data.c_scale)),
+  FTBERT_CHECK(product.a != DType::e4m3 || (data.a_scale && data.b_scale && (product.c != DType::e4m3 || data.c_scale)),
                "a product of E4M3 needs the scales of its operands, and of a result in E4M3");
-  FTBERT_CHECK(!e4m3 || product.b->block != kWholeRow || reinterpret_cast<uintptr_t>(data.b_scale) % 16 == 0,
+  FTBERT_CHECK(product.b->block != kWholeRow || (data.b_scale && reinterpret_cast<uintptr_t>(data.b_scale) % 16 == 0),
                "a product of ftbert's own needs scales aligned to 16 bytes");
   own.kernel->run(context, own.variant, product, data);
 }

@@ -1,9 +1,9 @@
 // mma_tile: a product C = A B^T by mma.sync, of GPUs from compute capability 8.0 on that have no warpgroup
-// instructions. A block for each tile of C; the kernel is a template over what is done with a tile's sums: an Ending
-// (gemm/gpu/endings/store.cuh).
+// instructions, and in int8 of those too. A block for each tile of C; the kernel is a template over what is done with a
+// tile's sums: an Ending (gemm/gpu/endings/store.cuh).
 //
 // All threads copy rows of A and B to shared memory (cp.async), a ring of stages ahead. A warp multiplies its part of
-// the tile, 16 elements of k (a slice) at a time, and reads the next slice's operands before it multiplies. It reads
+// the tile, 32 bytes of k (a slice) at a time, and reads the next slice's operands before it multiplies. It reads
 // those of the next step as soon as all warps have the last ones of this step in registers, and the stage is then
 // filled anew: all stages but the one in registers are on their way or there.
 //
@@ -12,6 +12,7 @@
 #pragma once
 #include <algorithm>
 #include <string_view>
+#include <type_traits>
 
 #include "device/activation.cuh"
 #include "device/launch.cuh"
@@ -39,7 +40,7 @@ struct MmaShape {
   static constexpr int kOwnSixteens = kSixteens / kPartsM, kEights = kAllEights / kPartsN;
   using Staging = PaddedRows<kEights>;
   // Behind the last step: sums on their way to other warps, [warps of the tile][to][from][16 rows][8 columns][lane]
-  // float4, and rows on their way out.
+  // four sums, and rows on their way out.
   static constexpr int kShareBytes = 32 * 16;
   static constexpr int kSharesBytes = (kWarpsK - 1) * kOwnSixteens * kEights * kShareBytes;  // of a warp
   static constexpr int kAreaBytes = kSharesBytes + Staging::kBytes;
@@ -57,6 +58,29 @@ __device__ uint32_t chunk_at(int row, int chunk) {
   return row * kStepBytes + (chunk ^ (kChunks >= 8 ? row % 8 : row / 2 % 4)) * 16;
 }
 
+// Operands by the type A of A's elements: that of the sums, and the bytes of their rows.
+template <class A>
+struct MmaOperands {
+  using Sum = float;
+  static constexpr bool kOnHopper = false;  // not beside warpgroups
+  static __device__ int row_of_a(int k) { return k * static_cast<int>(sizeof(A)); }
+  static __device__ int row_of_b(int k) { return row_of_a(k); }
+  static __device__ void multiply(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    multiply_add<A>(sum, a, b0, b1);
+  }
+};
+// Byte rows by int8. Where k is no multiple of 16 a chunk of A ends with other bytes than numbers, which meet zeros.
+template <>
+struct MmaOperands<uint8_t> {
+  using Sum = int32_t;
+  static constexpr bool kOnHopper = true;
+  static __device__ int row_of_a(int k) { return static_cast<int>(byte_row_bytes(k)); }
+  static __device__ int row_of_b(int k) { return static_cast<int>(int8_row_bytes(k)); }
+  static __device__ void multiply(int32_t (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    multiply_add(sum, a, b0, b1);
+  }
+};
+
 // Copies steps of k, of the tile's rows of A or B. Rows past the last are the last one again: no ending stores them.
 template <class Shape, int kRows>
 struct StepCopies {
@@ -69,14 +93,14 @@ struct StepCopies {
   uint32_t to;
   int left;  // bytes of k, from this thread's chunk on
 
-  __device__ StepCopies(const void* matrix, int64_t row0, int64_t rows, int64_t row_bytes)
+  __device__ StepCopies(const void* matrix, int64_t row0, int64_t rows, int64_t row_bytes, int k_bytes)
       : matrix(static_cast<const char*>(matrix)) {
     const int row = static_cast<int>(threadIdx.x) / kChunks, chunk = static_cast<int>(threadIdx.x) % kChunks;
 #pragma unroll
     for (int i = 0; i < kCopies; ++i)
       from[i] = static_cast<uint32_t>(min(row0 + row + i * kAtOnce, rows - 1) * row_bytes + chunk * 16);
     to = chunk_at<Shape::kStepBytes>(row, chunk);
-    left = static_cast<int>(row_bytes) - chunk * 16;
+    left = k_bytes - chunk * 16;
   }
   // A step, to a stage that begins at `stage`.
   __device__ void copy(uint32_t stage, int step) const {
@@ -107,8 +131,11 @@ template <class A, class Shape, class Ending>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     mma_tile_kernel(const MmaWork work, const typename Ending::Arguments arguments) {
 #ifdef FTBERT_WGMMA
-  __trap();
-#else
+  if constexpr (!MmaOperands<A>::kOnHopper) return __trap();
+#endif
+  using Operands = MmaOperands<A>;
+  using Sum = typename Operands::Sum;
+  using FourSums = std::conditional_t<std::is_same_v<Sum, float>, float4, int4>;
   constexpr int kStepBytes = Shape::kStepBytes, kStages = Shape::kStages, kSlices = Shape::kSlices;
   constexpr int kSixteens = Shape::kSixteens, kAllEights = Shape::kAllEights, kWarpsK = Shape::kWarpsK;
   constexpr int kOwnSixteens = Shape::kOwnSixteens, kEights = Shape::kEights, kPartsN = Shape::kPartsN;
@@ -124,8 +151,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   const int own_row = first_row + part / kPartsN * kOwnSixteens * 16;
   const int own_column = first_column + part % kPartsN * kEights * 8;
 
-  const StepCopies<Shape, Shape::kTileN> copies_b(work.b, column0, work.n, k_bytes);
-  const StepCopies<Shape, Shape::kTileM> copies_a(work.a, row0, work.m, k_bytes);
+  const StepCopies<Shape, Shape::kTileN> copies_b(work.b, column0, work.n, Operands::row_of_b(work.k), k_bytes);
+  const StepCopies<Shape, Shape::kTileM> copies_a(work.a, row0, work.m, Operands::row_of_a(work.k), k_bytes);
   const auto stage_at = [&](int stage) { return base + stage * Shape::kStageBytes; };
   const auto copy_b = [&](int stage, int step) { copies_b.copy(stage_at(stage) + Shape::kBytesA, step); };
   const auto copy_a = [&](int stage, int step) { copies_a.copy(stage_at(stage), step); };
@@ -165,7 +192,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
 #pragma unroll
     for (int j = 0; j < kAllEights / 2; ++j) load_matrices(b[to][j], (at + rows_b + j * 16 * kStepBytes) ^ other);
   };
-  float sum[kSixteens][kAllEights][4] = {};
+  Sum sum[kSixteens][kAllEights][4] = {};
   copy_async_wait<kStages - 1>();
   __syncthreads();
   read(0, 0, 0);
@@ -193,7 +220,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
 #pragma unroll
         for (int j = 0; j < kAllEights; ++j) {
           const auto& pair = b[slice % 2][j / 2];
-          multiply_add<A>(sum[i][j], a[slice % 2][i], pair[j % 2], pair[2 + j % 2]);
+          Operands::multiply(sum[i][j], a[slice % 2][i], pair[j % 2], pair[2 + j % 2]);
         }
     }
     if constexpr (kSlices % 2 == 1) {
@@ -209,7 +236,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
 
   // Behind the last step's barrier nobody reads a stage.
   char* const area = memory + warp * Shape::kAreaBytes;
-  float own[kOwnSixteens][kEights][4];
+  Sum own[kOwnSixteens][kEights][4];
   const auto area_of = [&](int to) { return memory + (to * Shape::kWarpsOfTile + of_tile) * Shape::kAreaBytes; };
 #pragma unroll
   for (int to = 0; to < kWarpsK; ++to) {
@@ -218,13 +245,13 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     for (int i = 0; i < kOwnSixteens; ++i)
 #pragma unroll
       for (int j = 0; j < kEights; ++j) {
-        const float (&s)[4] = sum[to / kPartsN * kOwnSixteens + i][to % kPartsN * kEights + j];
+        const Sum(&s)[4] = sum[to / kPartsN * kOwnSixteens + i][to % kPartsN * kEights + j];
         if (to == part) {
 #pragma unroll
           for (int c = 0; c < 4; ++c) own[i][j][c] = s[c];
         } else {
-          reinterpret_cast<float4*>(area_of(to))[((from * kOwnSixteens + i) * kEights + j) * 32 + lane] = {s[0], s[1],
-                                                                                                           s[2], s[3]};
+          reinterpret_cast<FourSums*>(area_of(to))[((from * kOwnSixteens + i) * kEights + j) * 32 + lane] = {
+              s[0], s[1], s[2], s[3]};
         }
       }
   }
@@ -236,7 +263,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
       for (int i = 0; i < kOwnSixteens; ++i)
 #pragma unroll
         for (int j = 0; j < kEights; ++j) {
-          const float4 s = reinterpret_cast<const float4*>(area)[((from * kOwnSixteens + i) * kEights + j) * 32 + lane];
+          const FourSums s =
+              reinterpret_cast<const FourSums*>(area)[((from * kOwnSixteens + i) * kEights + j) * 32 + lane];
           own[i][j][0] += s.x, own[i][j][1] += s.y, own[i][j][2] += s.z, own[i][j][3] += s.w;
         }
   }
@@ -247,7 +275,6 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     ending.finish(own[i], vectors + own_column, area + Shape::kSharesBytes);
     __syncwarp();
   }
-#endif
 }
 
 constexpr int kMostVectors = 3;  // of an Ending

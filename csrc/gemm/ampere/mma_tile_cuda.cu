@@ -18,6 +18,8 @@ template <class E, class Shape>
 using Gated = Plain<E, Shape, Gate::pairs>;
 
 void run(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data) {
+  if (p.a == DType::e4m3) return run_mma_e4m3(context, variant, p, data);
+  if (p.a == DType::uint8) return run_mma_int8(context, variant, p, data);
   if (p.epilogue.residual) return run_mma_ahead_of_norm(context, variant, p, data);
   if (p.before == Before::norm_by_moments) return run_mma_behind_norm(context, variant, p, data);
   if (p.epilogue.heads) return run_mma_turned(context, variant, p, data);
@@ -44,8 +46,15 @@ Facts facts_of(int variant) {
 // Every GPU of these levels has as much for a block.
 constexpr int kLeastShared = 99 << 10;
 
+bool multiplies(const Gpu& gpu, const Product& p) {
+  if (is_int8_linear(p)) return gpu.capability >= 80;
+  return !gpu.warpgroups && ((is_16_bit_linear(p) && gpu.capability >= 80 && p.k % 8 == 0) ||
+                             (is_e4m3_linear(p) && gpu.capability >= 89 && p.n % 16 == 0 && p.k % 16 == 0));
+}
+
 bool has_ending(int variant, const Product& p) {
   const Epilogue& e = p.epilogue;
+  if (!is_16_bit(p.a)) return is_plain(p) && (p.c != DType::e4m3 || is_gelu_or_gate(e));
   const bool plain_sums = e.activation == Activation::none && e.gate == Gate::none;
   if (e.residual) return e.leaves_moments() && p.before == Before::nothing && !e.heads && plain_sums;
   if (!e.heads) return true;
@@ -53,8 +62,7 @@ bool has_ending(int variant, const Product& p) {
 }
 
 bool supports(const Gpu& gpu, int variant, const Product& p) {
-  return !gpu.warpgroups && gpu.capability >= 80 && is_16_bit_linear(p) && has_ending(variant, p) &&
-         p.n % (p.epilogue.gate != Gate::none ? 16 : 8) == 0 && p.k % 8 == 0 &&
+  return multiplies(gpu, p) && has_ending(variant, p) && p.n % (p.epilogue.gate != Gate::none ? 16 : 8) == 0 &&
          over(p.m, MmaShapes::kVariants[variant].tile.rows) < (1 << 16) && std::max(p.n, p.k) < (1 << 24) &&
          facts_of(variant).bytes <= std::max(gpu.shared_bytes, kLeastShared);
 }
@@ -63,7 +71,8 @@ bool supports(const Gpu& gpu, int variant, const Product& p) {
 // + blocks of a multiprocessor * (steps * step + ending). Fitted to 110 products of BERT-base's, BERT-large's and
 // MiniLM's layers with 8 to 16384 rows, on an H200 that ran code for 8.0: 1 to 10 % off in the mean; what these lines
 // choose takes 1.02 times as long as the fastest of 28 shapes. No other GPU was measured: clocks divide all of it, and
-// `step` is at least as long as the tensor cores need.
+// `step` is at least as long as the tensor cores need. No line was fitted to operands of 8 bits: they take the steps of
+// their bytes, each as long, since the tensor cores multiply them at twice the rate.
 struct Line {
   int most;
   double start, wait, step, ending;
@@ -82,7 +91,8 @@ double line_microseconds(const Gpu& gpu, int variant, const Product& p) {
   const double slower = kMeasuredHz / clock_of(gpu);
   const int room = gpu.shared_bytes_of_sm > 0 ? std::max(gpu.shared_bytes_of_sm / (facts.bytes + 1024), 1) : line.most;
   const int at_once = std::min(line.most, room);
-  const int64_t blocks = over(p.m, tile.rows) * over(p.n, tile.columns), steps = over(2 * p.k, facts.step_bytes);
+  const int64_t blocks = over(p.m, tile.rows) * over(p.n, tile.columns),
+                steps = over(p.k * bytes_of(p.a), facts.step_bytes);
   const int64_t sms = std::max(gpu.sm_count, 1), of_sm = over(blocks, sms), waves = over(of_sm, at_once);
   const double area = static_cast<double>(tile.rows) * tile.columns;
   const double needed = area * (facts.step_bytes / 2) / (mma_rate(gpu) / static_cast<double>(sms));

@@ -160,7 +160,8 @@ extern const OwnKernel few_rows;
 extern const OwnKernel few_rows_lanes;  // the same on GPUs from 8.0 on that are no Hopper
 inline constexpr int kMostFewRows = 8;  // the narrow side of a tensor core's tile
 extern const OwnKernel wgmma_q8_0;      // Hopper, any number of rows by a weight in Q8_0
-extern const OwnKernel mma_tile;        // Ampere and later, without warpgroup instructions: a block for each tile
+// Ampere and later, without warpgroup instructions: a block for each tile. In E4M3 from 8.9 on, in int8 on Hopper too.
+extern const OwnKernel mma_tile;
 std::span<const OwnKernel* const> own_kernels();
 
 // A variant of a kernel of ours; without a kernel: none of them.
@@ -210,6 +211,11 @@ constexpr bool is_16_bit_linear(const Product& p) {
 // scale.
 constexpr bool is_e4m3_linear(const Product& p) {
   return has_sums(p) && p.a == DType::e4m3 && p.b->numbers == DType::e4m3 && (is_16_bit(p.c) || p.c == DType::e4m3);
+}
+
+// a in byte rows, b in int8 with a scale for each row; c of 16 bits.
+constexpr bool is_int8_linear(const Product& p) {
+  return has_sums(p) && p.a == DType::uint8 && p.b == &formats::int8 && is_16_bit(p.c);
 }
 
 // dequantise_q8_0_cuda.cu. out [n, k] of fp16 or bf16, row-major. The weight is read before the kernel ahead has ended;

@@ -91,8 +91,10 @@ std::string kernels_on(const Gpu& gpu) {
     const Format* b;
   };
   const auto has_product = [&gpu](const OwnKernel& own) {
-    for (const Types& types :
-         {Types{DType::fp16, &formats::fp16}, {DType::e4m3, &formats::e4m3}, {DType::fp16, &formats::q8_0}})
+    for (const Types& types : {Types{DType::fp16, &formats::fp16},
+                               {DType::e4m3, &formats::e4m3},
+                               {DType::uint8, &formats::int8},
+                               {DType::fp16, &formats::q8_0}})
       for (const int64_t m : {1, 128, 16384})
         for (const After after : {After::nothing, After::norm, After::norm_beside}) {
           const bool normed = after != After::nothing;
@@ -183,7 +185,7 @@ bool deferring_pays(const Gpu& gpu, std::span<const Product> layer) {
 }
 
 OwnChoice guess_product(const Gpu& gpu, const Product& product) {
-  const bool ours_alone = is_e4m3_linear(product) || is_q8_0_linear(product);
+  const bool ours_alone = is_e4m3_linear(product) || is_int8_linear(product) || is_q8_0_linear(product);
   if (!ours_alone && !is_16_bit_linear(product)) return {};  // times are known of these alone
   const bool normed = product.epilogue.normed();
   const bool heads = static_cast<bool>(product.epilogue.heads);
@@ -191,7 +193,7 @@ OwnChoice guess_product(const Gpu& gpu, const Product& product) {
     OwnGuess best{.beyond = true};
     return fastest(gpu, product, best);
   }
-  // `linear` has nothing but ours for E4M3 and Q8_0.
+  // `linear` has nothing but ours for operands of 8 bits.
   OwnGuess best =
       ours_alone ? OwnGuess{.beyond = true} : cublas_guess(gpu, product, heads ? rotary_microseconds(product) : 0);
   const OwnChoice found = fastest(gpu, product.alone(), best);

@@ -105,7 +105,7 @@ class DeviceTuner : public Tuner {
     recording->products = static_cast<double>(weights);
     recording->alone = neighbour_alone(b, c, weights);
     recording->graph = capture(weights, [&](int64_t i) {
-      launch(algorithm, a, static_cast<const char*>(b) + i * product().b->bytes(product().n, product().k), bias, c);
+      launch(algorithm, a, static_cast<const char*>(b) + i * weight_bytes(), bias, c);
       neighbour(b, c);
     });
     if (!recording->graph) return nullptr;
@@ -178,6 +178,10 @@ class DeviceTuner : public Tuner {
 
   const Product& product() const { return key_.product; }
   DType stream() const { return product().c == DType::e4m3 ? DType::fp16 : product().c; }
+  int64_t weight_bytes() const {
+    const Product& p = product();
+    return p.b == &formats::int8 ? int8_gpu_bytes(p.n, p.k) : p.b->bytes(p.n, p.k);
+  }
   bool with_norm() const { return product().epilogue.normed(); }
   bool keeps_sum() const { return product().epilogue.after == After::norm_beside; }
   const void* some_bias() const { return workspace_; }  // cuBLASLt asks for a pointer; the real one comes with a call

@@ -5,6 +5,7 @@
 #include "core/types.h"
 #include "device/e4m3.cuh"
 #include "device/fragment.cuh"
+#include "device/launch.cuh"
 #include "device/vector.cuh"
 #include "gemm/gpu/own.h"
 
@@ -104,6 +105,60 @@ struct Bias {
       const float2 b = pair(j);
       x += b.x, y += b.y;
     });
+  }
+};
+
+// What sums of byte rows by a matrix in int8 (core/format.h) become results by.
+struct Int8Scales {
+  const uint8_t* a;  // byte rows
+  int64_t row_bytes;
+  const float* b_scale;   // [n]
+  const int32_t* b_sums;  // [n]
+  const void* bias;       // [n], or nullptr
+};
+
+// Of these the zero points, the scales, then the bias. Row scales are read when the kernel ahead has ended.
+template <class E, int kEights>
+struct ByteRowBias {
+  using Arguments = Int8Scales;
+
+  float scale[kEights][2], of_row[2];
+  int32_t total[kEights][2], zero[2];
+  Bias<E, kEights, Packed<E, 2>> bias;
+
+  __device__ void look_ahead(const Arguments& from, int column0, int n) {
+#pragma unroll
+    for (int j = 0; j < kEights; ++j) {
+      const int column = column0 + j * 8 + Fragment::column();
+      const bool there = column < n;
+      const float2 s = there ? *reinterpret_cast<const float2*>(from.b_scale + column) : float2{};
+      const int2 t = there ? *reinterpret_cast<const int2*>(from.b_sums + column) : int2{};
+      scale[j][0] = s.x, scale[j][1] = s.y, total[j][0] = t.x, total[j][1] = t.y;
+    }
+    bias.look_ahead(from.bias, column0, n);
+  }
+  __device__ void look_at_rows(const Arguments& from, int64_t row0, int64_t m) {
+    wait_for_inputs();
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const uint8_t* const end = from.a + (min(row0 + Fragment::row() + 8 * r, m - 1) + 1) * from.row_bytes;
+      const int2 behind = *reinterpret_cast<const int2*>(end - 8);
+      of_row[r] = __int_as_float(behind.x), zero[r] = behind.y;
+    }
+  }
+
+  // Exact up to the first float.
+  __device__ void add(const int32_t (&sums)[kEights][4], float (&values)[kEights][4]) const {
+#pragma unroll
+    for (int j = 0; j < kEights; ++j) {
+      const float2 b = bias.pair(j);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int r = i / 2, c = i % 2;
+        const auto sum = static_cast<float>(sums[j][i] - zero[r] * total[j][c]);
+        values[j][i] = sum * (of_row[r] * scale[j][c]) + (c == 0 ? b.x : b.y);
+      }
+    }
   }
 };
 

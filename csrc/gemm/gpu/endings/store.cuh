@@ -193,10 +193,23 @@ struct Store {
     row0 = row, column0 = column;
     if constexpr (std::is_same_v<C, e4m3_t>) to.inverse = 1 / *arguments.c_scale;
     bias.look_ahead(arguments.bias, column0, to.n);
+    if constexpr (requires { bias.look_at_rows(arguments.bias, row0, to.m); })
+      bias.look_at_rows(arguments.bias, row0, to.m);
   }
 
   __device__ void finish(float (&sums)[Staging::kEights][4], const float*, char* memory, int further = 0) {
     bias.add(sums);
+    stage_and_store(sums, memory, further);
+  }
+  // Of products in int8.
+  __device__ void finish(int32_t (&sums)[Staging::kEights][4], const float*, char* memory) {
+    float values[Staging::kEights][4];
+    bias.add(sums, values);
+    stage_and_store(values, memory, 0);
+  }
+
+ private:
+  __device__ void stage_and_store(float (&sums)[Staging::kEights][4], char* memory, int further) {
     Staging::template stage<E>(memory, sums);
     arguments.activations.with([&](auto kind) {
       store_staged<Staging, E, C, decltype(kind)::value, kGate>(memory, to, row0 + further, column0);
