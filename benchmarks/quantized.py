@@ -20,7 +20,7 @@ from ftbert.converters import open_checkpoint, source_modules, write_folder
 from ftbert.evaluation import random_sequences
 from ftbert.padded_batches import padded
 from ftbert.quantization import best_scale, int8_rows, int8_table, quantize_rows, smoothing
-from ftbert.tuning import in_e4m3
+from ftbert.tuning import with_layers_in
 
 _BATCHES, _TEXTS, _LENGTH = 4, 8, 128
 _ROWS = 64  # of a batch, that a scale is chosen by
@@ -93,7 +93,7 @@ def quantized_folder(reference: Any, dtype: torch.dtype) -> Path:
         checkpoint = open_checkpoint(reference)
         plain = checkpoint.config.encoder
         modules, device = source_modules(checkpoint.config), next(reference.parameters()).device
-        encoder = plain.stored_as([*modules, WORD_TABLE], "int8") if dtype == torch.int8 else in_e4m3(plain)
+        encoder = plain.stored_as([*modules, WORD_TABLE], "int8") if dtype == torch.int8 else with_layers_in("e4m3", plain)
         parts = in_parts_of_int8 if dtype == torch.int8 else in_parts_of_e4m3
         beside = torch.float32 if dtype == torch.int8 else beside_e4m3(reference)
         matrices = {spec.name for spec in encoder.weight_specs() if spec.matrix and spec.stored}

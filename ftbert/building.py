@@ -140,8 +140,9 @@ def _encoder(
         kept = numbers_of(spec.stored)
         stream = stream_dtype(places[0], element)
         for part, tensor in shares(spec.name, kept or (element if spec.matrix else stream)):
-            packable = part.place.type == "cpu" and spec.matrix and kept in (None, torch.int8)
-            part.weights[spec.name] = torch.ops.ftbert.pack_weight(tensor) if packable else tensor.to(part.place)
+            moved = tensor.to(part.place)
+            packable = spec.matrix and (kept == torch.int8 or (kept is None and part.place.type == "cpu"))
+            part.weights[spec.name] = torch.ops.ftbert.pack_weight(moved) if packable else moved
     made = []
     for part in parts:
         gemm_table.install(part.place)

@@ -8,7 +8,7 @@ import torch
 
 from ftbert._library import build_info, load_library
 from ftbert.caller import warn_caller
-from ftbert.dtypes import EIGHT_BITS, FP8, Q8_0, Dtype, users_word
+from ftbert.dtypes import EIGHT_BITS, FP8, INT8, Q8_0, Dtype, users_word
 from ftbert.formats import format_of
 from ftbert.gpus import Gpu
 
@@ -97,7 +97,7 @@ def check_dtype(device: torch.device, dtype: Dtype) -> None:
 def _check_stored(device: torch.device, dtype: Dtype) -> None:
     """Of a type of 8 bits; for `check_dtype`."""
     stored, word = format_of(dtype), users_word(dtype)
-    cards = " (H100, H200)" if stored.capabilities == "9.0" else ""
+    cards = " (L4, L40S, H100)" if dtype == FP8 else ""
     needed = f"{word} needs a GPU of compute capability {stored.capabilities}{cards}"
     if device.type == "cpu":
         if not stored.cpu:
@@ -108,10 +108,8 @@ def _check_stored(device: torch.device, dtype: Dtype) -> None:
                 "AMX-INT8); use fp32"
             )
         return
-    if not stored.on_gpus:
-        raise ValueError(f"{word} is for the CPU; {device} computes in fp16, bf16 or fp32, on Hopper in fp8 too")
     gpu = Gpu.of(device)
-    if gpu.capability < stored.first_gpu or gpu.device_capability > stored.last_gpu:
+    if gpu.capability < stored.first_gpu:
         raise ValueError(f"{needed}; {_told(device, gpu)}")
 
 
@@ -120,7 +118,8 @@ def _has_bf16(gpu: Gpu) -> bool:
 
 
 def _told(device: torch.device, gpu: Gpu) -> str:
-    types = "fp16, bf16 or fp32" if _has_bf16(gpu) else "fp16 or fp32"
+    eight = "int8, " if gpu.capability >= format_of(INT8).first_gpu else ""
+    types = f"{eight}fp16, bf16 or fp32" if _has_bf16(gpu) else "fp16 or fp32"
     return f"{device}, {torch.cuda.get_device_name(device)} of {gpu.told}, computes in {types}"
 
 
@@ -174,10 +173,10 @@ def stream_dtype(
     device: torch.device, dtype: Dtype, stored: torch.dtype = torch.float32, outgrows_fp16: bool = False
 ) -> torch.dtype:
     """The element type of the residual stream, of vectors and tables in a model of `dtype`: all but the operands of
-    matrix products. On the CPU it is float32. fp8 and q8_0 have 16 bits there, by how the model's weights are `stored`:
-    bf16 for bf16 and where fp16 would not do (see check_range), else fp16."""
+    matrix products. On the CPU it is float32. fp8, int8 and q8_0 have 16 bits there, by how the model's weights are
+    `stored`: bf16 for bf16 and where fp16 would not do (see check_range), else fp16."""
     if device.type == "cpu":
         return torch.float32
-    if isinstance(dtype, str) or dtype == FP8:
+    if isinstance(dtype, str) or dtype in EIGHT_BITS.values():
         return torch.bfloat16 if stored == torch.bfloat16 or outgrows_fp16 else torch.float16
     return dtype

@@ -14,8 +14,8 @@ from ftbert.dtypes import MATRIX_DTYPES, NUMBERS, Dtype
 
 @dataclass(frozen=True)
 class Format:
-    """A row of the table; its members are those of the core's `Format`. other: the name of that in which the other
-    operand of a product is stored, "" for the residual stream's type."""
+    """A row of the table; its members are those of the core's `Format`, but for the sizes that GPUs ask for. other: the
+    name of that in which the other operand of a product is stored, "" for the residual stream's type."""
 
     name: str
     numbers: torch.dtype
@@ -32,7 +32,6 @@ class Format:
     most_columns: int
     cpu: bool
     first_gpu: int
-    last_gpu: int
 
     def why_not(self, shape: list[int]) -> str:
         """Why no product multiplies by a matrix of this shape, or ""."""
@@ -46,14 +45,10 @@ class Format:
         return f"{columns} columns are more than {self.most_columns}" if columns > self.most_columns else ""
 
     @property
-    def on_gpus(self) -> bool:
-        return self.first_gpu < 2**31 - 1
-
-    @property
     def capabilities(self) -> str:
-        """Of the GPUs that have such products: "9.0", "8.0 or above"."""
+        """Of the GPUs that have such products: "8.0 or above"."""
         major, minor = divmod(self.first_gpu, 10)
-        return f"{major}.{minor}" + ("" if self.last_gpu == self.first_gpu else " or above")
+        return f"{major}.{minor} or above"
 
 
 @cache

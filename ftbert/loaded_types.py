@@ -6,7 +6,7 @@ import torch
 
 from ftbert.checkpoint import CAUSAL_LM, Checkpoint, fits_8_bits, read_modules
 from ftbert.devices import check_dtype, q8_0_is_fast, stored_dtype, stream_dtype
-from ftbert.dtypes import EIGHT_BITS, FP8, INT8, MATRIX_DTYPES, Q8_0, Dtype, users_word
+from ftbert.dtypes import EIGHT_BITS, INT8, MATRIX_DTYPES, Q8_0, Dtype, users_word
 
 
 def types_of(checkpoint: Checkpoint, place: torch.device, asked: Dtype | None) -> tuple[torch.dtype, Dtype | None]:
@@ -68,10 +68,10 @@ def _beside_8_bits(checkpoint: Checkpoint, place: torch.device, asked: Dtype | N
         raise ValueError(f"{told}. {error}: load the model that it was made from") from None
     if asked is None or asked == stored:
         return stored
-    others = (torch.float16, torch.bfloat16) if stored == FP8 else ()
+    others = (torch.float16, torch.bfloat16) if place.type == "cuda" and stored != Q8_0 else ()
     if asked in others:
         return asked
-    more = ", fp16 and bf16 are for what is not fp8 in it" if others else ""
+    more = f", fp16 and bf16 are for what is not {word} in it" if others else ""
     raise ValueError(
         f"{told}; dtype={word!r} or 'auto' loads it{more}. For {users_word(asked)} load the model that it was made from"
     )

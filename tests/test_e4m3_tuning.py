@@ -11,7 +11,7 @@ from ftbert._library import load_library
 from ftbert.checkpoint import (
     ModelConfig,
 )
-from ftbert.tuning import Bench, Product, Row, gemm_table, in_e4m3, products, put_in_force
+from ftbert.tuning import Bench, Product, Row, gemm_table, products, put_in_force, with_layers_in
 
 load_library()
 
@@ -32,7 +32,7 @@ def test_every_product_of_a_layer_has_right_kernels(hopper: Place, m: int, activ
     }  # fmt: skip
     around = {"vocab": 9, "hidden": 768, "embedding": 768, "positions": {"kind": "none", "rows": 9}}
     config = ModelConfig.from_json({**around, "layers": [layer]})
-    asked = products(in_e4m3(config), WORDS[hopper.dtype])
+    asked = products(with_layers_in("e4m3", config), WORDS[hopper.dtype])
     assert len(asked) == 4 and all(product.scaled for product in asked)
     for product in asked:
         bench = Bench(product, m)

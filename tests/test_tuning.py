@@ -110,7 +110,7 @@ def test_products_of_e4m3_are_those_that_a_model_runs() -> None:
         norm={"eps": 1e-6, "kind": "rms", "bias": False}, norm_place="pre",
     )  # fmt: skip
     layer, ffn = config.layers[0], config.layers[0].ffn
-    stored = tuning.in_e4m3(config)
+    stored = tuning.with_layers_in("e4m3", config)
     assert sum(spec.stored == "e4m3" for spec in stored.weight_specs()) == 4
     gated = Product(up, 2304, 768, activation="silu", gated=True)
     assert gated in tuning.products(stored, "bf16")

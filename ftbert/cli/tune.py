@@ -27,7 +27,7 @@ def add_to(commands: command.Commands) -> None:
         "example: ftbert tune minilm --dtype fp16 --minutes 30",
         nargs="?",
         defaults=("cuda", "fp16"),
-        dtypes=("fp32", "fp16", "bf16", "fp8"),
+        dtypes=("fp32", "fp16", "bf16", "fp8", "int8"),
     )
     parser.add_argument("--hidden", type=command.count, metavar="N", help="a width instead of MODEL")
     parser.add_argument("--inter", type=command.count, metavar="N", help="its feed-forward width (default 4 x hidden)")
@@ -93,23 +93,24 @@ def _tune(options: argparse.Namespace) -> int:
 
 
 def _products(options: argparse.Namespace, model: Checkpoint | None) -> list[Any]:
-    from ftbert.tuning import in_e4m3, products, products_of_shape
+    from ftbert.tuning import products, products_of_shape, with_layers_in
 
     dtype = options.dtype or "fp16"
+    word = {"fp8": "e4m3", "int8": "int8"}.get(dtype, "")
     if model is None:
-        inter, activation, e4m3 = options.inter or 4 * options.hidden, options.activation or "gelu", dtype == "fp8"
-        return products_of_shape(options.hidden, inter, activation, "fp16" if e4m3 else dtype, e4m3)
+        inter, activation = options.inter or 4 * options.hidden, options.activation or "gelu"
+        return products_of_shape(options.hidden, inter, activation, "fp16" if word else dtype, word)
     encoder = model.config.encoder
-    if encoder.eight_bits == "int8":
-        raise ValueError(f"{model.source.where}: stored in int8, for the CPU; tune the model that it was made from")
     quantized = encoder.has_8_bits
-    if dtype == "fp8" or (quantized and options.dtype is None):
-        return products(encoder if quantized else in_e4m3(encoder), _beside_e4m3(model))
+    if quantized and word not in ("", encoder.eight_bits):
+        raise ValueError(f"{model.source.where}: stored in {encoder.eight_bits}; tune the model that it was made from")
+    if word or (quantized and options.dtype is None):
+        return products(encoder if quantized else with_layers_in(word, encoder), _beside_8_bits(model))
     return products(encoder, dtype)
 
 
-def _beside_e4m3(model: Checkpoint) -> str:
-    """The type of the residual stream where matrices are in E4M3."""
+def _beside_8_bits(model: Checkpoint) -> str:
+    """The type of the residual stream where matrices are in 8 bits."""
     import torch
 
     from ftbert.devices import stream_dtype

@@ -8,10 +8,10 @@ from ftbert.tuning.product_bench import Bench, NothingProposed, Recording, choic
 from ftbert.tuning.product_tuner import (
     ProductTuner,
     buckets,
-    in_e4m3,
     products,
     products_of_shape,
     search,
+    with_layers_in,
     without_norm,
 )
 from ftbert.tuning.run import Tuned, show, show_text, tune
@@ -19,6 +19,6 @@ from ftbert.tuning.run import Tuned, show, show_text, tune
 __all__ = [
     "WGMMA_TILE", "WITH_LAYERNORM", "WITH_NORM", "WITH_PRENORM", "Algorithm", "Bench", "Machine", "NothingProposed",
     "Own", "Product", "ProductTuner", "Recording", "Row", "Tuned", "buckets", "choice_of", "described", "gemm_table",
-    "in_e4m3", "in_force", "in_turns", "merge", "products", "products_of_shape", "put_in_force", "search",
-    "show", "show_text", "tune", "tuner_module", "user_table", "without_norm",
+    "in_force", "in_turns", "merge", "products", "products_of_shape", "put_in_force", "search",
+    "show", "show_text", "tune", "tuner_module", "user_table", "with_layers_in", "without_norm",
 ]  # fmt: skip

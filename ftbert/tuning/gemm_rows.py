@@ -20,10 +20,11 @@ _MOST = (1 << 31) - 1  # of rows, columns and whatever else is counted
 @dataclass(frozen=True, order=True)
 class Product:
     """A linear layer's product c [m, n] = a [m, k] @ b [n, k]^T and what comes with it. dtype: "fp16", or of a, b and c
-    "e4m3 e4m3 fp16". activation: by the core's name; what cuBLASLt does not compute exactly follows it as
-    add_bias_act. layernorm: with the residual and its LayerNorm, which follow as add_bias_input_layernorm or are
-    contained. gated: columns 2i and 2i + 1 become activation(one) * other, so that c is [m, n / 2]; what is not ours is
-    followed by add_bias_gate. prenorm: as layernorm, but c is the residual's sum, and its norm lies beside it."""
+    "e4m3 e4m3 fp16", "byte_rows int8 fp16". activation: by the core's name; what cuBLASLt does not compute exactly
+    follows it as add_bias_act. layernorm: with the residual and its LayerNorm, which follow as
+    add_bias_input_layernorm or are contained. gated: columns 2i and 2i + 1 become activation(one) * other, so that c is
+    [m, n / 2]; what is not ours is followed by add_bias_gate. prenorm: as layernorm, but c is the residual's sum, and
+    its norm lies beside it."""
 
     dtype: str
     n: int
@@ -49,7 +50,7 @@ class Product:
     @property
     def scaled(self) -> bool:
         """Whether its operands have scales: models run kernels of ftbert's own alone."""
-        return self.types[0] == "e4m3"
+        return self.types[0] in ("e4m3", "byte_rows")
 
     def __str__(self) -> str:
         parts = ["bias"] * self.bias + [self.activation] * (self.activation != "none") + ["gate"] * self.gated

@@ -59,11 +59,6 @@ class Machine:
             kind += f" as {gpu.capability}"
         return Machine(name, build_info().get("cuda_gemm", ""), f"{kind} x {gpu.sm_count}")
 
-    @property
-    def is_hopper(self) -> bool:
-        """Not held to a lesser GPU."""
-        return self.kind.startswith("sm_90 x")
-
     def is_like(self, other: Machine) -> bool:
         """Whether rows for ftbert's own kernels hold for both."""
         return self.gpu == other.gpu or (bool(self.kind) and self.kind == other.kind)
@@ -253,7 +248,7 @@ def summary(device: torch.device) -> str:
         f"{source.kind} ({len(source.rows)} rows{'; ' * bool(source.problem)}{source.problem})"
         for source in sources(machine)
     ]
-    without = "products are guessed" if machine.is_hopper else "cuBLASLt's first proposals run"
+    without = "products are guessed" if Gpu.of(device).kernels else "cuBLASLt's first proposals run"
     return ", ".join(parts) or f"none: {without}; `ftbert tune` makes one"
 
 

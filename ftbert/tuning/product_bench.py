@@ -19,6 +19,7 @@ from ftbert.tuning.gemm_table import described, tuner_module
 
 _AT_ONCE = 64  # graphs that exist at a time
 _AHEAD = 0.02  # less is no reason for a row
+_EIGHT_BITS = ("e4m3", "e4m3"), ("byte_rows", "int8")
 _WEIGHT_BYTES = 160 << 20  # more than any L2 cache, and about what a BERT-base has
 
 
@@ -41,8 +42,9 @@ class Bench:
         device = torch.device(device)
         self.product, self.m = product, m
         self.device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
-        computed = {*DTYPES} | ({"e4m3"} if product.types[:2] == ("e4m3", "e4m3") else set())
-        if unknown := [type for type in product.types if type not in computed]:
+        scaled = product.types[:2] in _EIGHT_BITS
+        computed = {*DTYPES, "e4m3"} if scaled and product.types[0] == "e4m3" else {*DTYPES}
+        if unknown := [type for type in product.types[2 * scaled :] if type not in computed]:
             raise RuntimeError(f"{product}: nothing computes {', '.join(unknown)} yet, so there is nothing to time")
         index, (of_a, of_b, of_c) = self.device.index, (formats()[type].numbers for type in product.types)
         self._workspace = _operand("workspace", module.workspace_bytes(index), torch.uint8, self.device)
@@ -51,8 +53,13 @@ class Bench:
         long = 4 + 2e-6 * m * product.n * product.k / (500 if size <= 2 else 40)  # us, at so many TFLOP/s
         fitting = max(2, _WEIGHT_BYTES // (product.n * product.k * size))
         self.launches = min(fitting, 128, max(4, round(250 / long)))
-        self._b = _operand("b", max(_WEIGHT_BYTES // size, self.launches * product.n * product.k), of_b, self.device)
-        self._a = _operand("a", m * product.k, of_a, self.device)
+        self._bytes = of_a == torch.uint8  # byte rows by int8
+        if self._bytes:
+            self._a, self._b = _byte_rows(m, product.k, self.device), _int8(product, self.launches, self.device)
+        else:
+            elements = max(_WEIGHT_BYTES // size, self.launches * product.n * product.k)
+            self._b = _operand("b", elements, of_b, self.device)
+            self._a = _operand("a", m * product.k, of_a, self.device)
         of_bias = torch.float16 if of_c.itemsize == 1 else of_c
         self._bias = _operand("bias", 3 * product.n, of_bias, self.device)  # and gamma, beta
         self._ones = torch.ones(product.n, device=self.device)  # scales
@@ -105,11 +112,19 @@ class Bench:
         """The address of bias, gamma and beta; 0 where the product has none of them."""
         return self._bias.data_ptr() if self.product.bias or self.product.normed else 0
 
+    def _numbers(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the operands hold, [m, k] and [n, k]."""
+        m, n, k = self.m, self.product.n, self.product.k
+        if not self._bytes:
+            return self._a[: m * k].view(m, k), self._b[: n * k].view(n, k)
+        row = -(-k // 16) * 16
+        return (self._a[:, :k].float() - _ZERO) * _byte_scale(k), self._b[: n * row].view(n, row)[:, :k]
+
     def error(self, algorithm: Algorithm) -> float:
         """Largest absolute difference to the product in float32 of what the operands hold, over the size of its largest
         element; of two results the larger one."""
         p = self.product
-        a, b = self._a[: self.m * p.k].view(self.m, p.k), self._b[: p.n * p.k].view(p.n, p.k)
+        held_a, held_b = self._numbers()
         cols = p.n // 2 if p.gated else p.n
         c = self._c[: self.m * cols].view(self.m, cols)
         made, norm = [c], None
@@ -122,10 +137,10 @@ class Bench:
                 made.append(self._c[beside : beside + c.numel()].view(c.shape))
         else:
             c.fill_(float("nan"))
-        self._tuner.run(algorithm, a.data_ptr(), b.data_ptr(), self._vectors(), c.data_ptr())
+        self._tuner.run(algorithm, self._a.data_ptr(), self._b.data_ptr(), self._vectors(), c.data_ptr())
         worst, largest = [0.0, 0.0], [0.0, 0.0]
         for first in range(0, self.m, 4096):
-            want = _reference(a[first : first + 4096], b, self._bias if p.bias else None)
+            want = _reference(held_a[first : first + 4096], held_b, self._bias if p.bias else None)
             activated = _activated(want[:, ::2] if p.gated else want, p.activation)
             wanted = [activated * want[:, 1::2] if p.gated else activated]
             if norm is not None:
@@ -182,6 +197,33 @@ def _operand(name: str, elements: int, dtype: torch.dtype, device: torch.device)
             have.normal_(0, size, generator=generator)
         _operands[name, dtype, device] = have
     return have
+
+
+# Of byte rows (csrc/core/format.h): a zero point, and a scale with which sums by a matrix of any int8 are of order 1.
+_ZERO = 128
+
+
+def _byte_scale(k: int) -> float:
+    return 1 / (74 * 73 * math.sqrt(k))
+
+
+def _byte_rows(m: int, k: int, device: torch.device) -> torch.Tensor:
+    """uint8 [m, a row's bytes] of random numbers."""
+    generator = torch.Generator(device=device).manual_seed(1)
+    rows = torch.randint(0, 256, (m, (k + 8 + 63) // 64 * 64), dtype=torch.uint8, device=device, generator=generator)
+    behind = torch.tensor([_byte_scale(k)]), torch.tensor([_ZERO], dtype=torch.int32)
+    rows[:, k:-8] = 0
+    rows[:, -8:] = torch.cat([one.view(torch.uint8) for one in behind]).to(device)
+    return rows
+
+
+def _int8(product: Product, count: int, device: torch.device) -> torch.Tensor:
+    """At least `count` matrices of one random one's numbers as a GPU reads them."""
+    generator = torch.Generator(device=device).manual_seed(2)
+    shape = product.n, product.k
+    matrix = torch.randint(-127, 128, shape, dtype=torch.int8, device=device, generator=generator)
+    packed = torch.ops.ftbert.pack_weight(matrix)
+    return packed.repeat(max(count, _WEIGHT_BYTES // packed.numel())).view(torch.int8)  # type: ignore[no-any-return]
 
 
 _operands: dict[tuple[str, torch.dtype, torch.device], torch.Tensor] = {}

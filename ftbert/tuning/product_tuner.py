@@ -23,17 +23,18 @@ _DEFERRED_ROWS = 1024  # up to which norms are deferred: csrc/layers/prepared.h,
 _FINALISTS = 5
 _ROUNDS = 15  # of the turns that these take
 _E4M3_SUMS = 2**-6  # of the largest result: more than sums of E4M3, which keep 14 bits, differ by from kernel to kernel
+_OPERANDS = {"e4m3": "e4m3", "int8": "byte_rows"}  # what matrices stored so are multiplied by
 _WITH_E4M3 = ("none", "gelu")  # activations that a product of E4M3 applies itself; with a gate all of them
 
 
-def in_e4m3(config: ModelConfig) -> ModelConfig:
-    """The same with every matrix of the layers in E4M3 whose sizes allow it."""
+def with_layers_in(word: str, config: ModelConfig) -> ModelConfig:
+    """The same with every matrix of the layers in e4m3 or int8 whose sizes allow it."""
     layers = (spec for spec in config.weight_specs() if spec.matrix and spec.name.startswith("layers."))
-    return config.stored_as([spec.name for spec in layers if not fits_8_bits("e4m3", spec.shape)], "e4m3")
+    return config.stored_as([spec.name for spec in layers if not fits_8_bits(word, spec.shape)], word)
 
 
 def products(config: ModelConfig, dtype: str) -> list[Product]:
-    """The linear layers that this encoder runs per token, each once. dtype: of all but the matrices in E4M3."""
+    """The linear layers that this encoder runs per token, each once. dtype: of all but the matrices in 8 bits."""
     fused = all(tuner_module().fuses_heads_of(layer.attention.head_size) for layer in config.layers)
     next_norms = [layer.attention_norm if layer.norm_place == "pre" else None for layer in config.layers[1:]]
     found = [
@@ -52,7 +53,7 @@ def _of_layer(hidden: int, layer: LayerConfig, next_norm: NormConfig | None, dty
     post = layer.norm_place == "post"
 
     def types(stored: str, result: str = dtype) -> str:
-        return dtype if stored == "model" else f"{stored} {stored} {result}"
+        return dtype if stored == "model" else f"{_OPERANDS[stored]} {stored} {result}"
 
     def to_stream(stored: str, k: int, bias: bool, norm: NormConfig | None, result_norm: NormConfig | None) -> Product:
         """norm: of the residual's sum, or before the block that follows."""
@@ -61,10 +62,10 @@ def _of_layer(hidden: int, layer: LayerConfig, next_norm: NormConfig | None, dty
         contained = norm is not None and result_norm is None and not (post and norm.kind == "rms")
         return product if contained else without_norm(product)
 
-    activation, narrow = activations()[ffn.activation], ffn.down_type if ffn.down_type != "model" else dtype
+    activation, narrow = activations()[ffn.activation], "e4m3" if ffn.down_type == "e4m3" else dtype
     rows = ffn.inter * (1 + ffn.gated)
     up = Product(types(ffn.up_type, narrow), rows, hidden, ffn.up_bias, activation, gated=ffn.gated)
-    if up.scaled and not up.gated and activation not in _WITH_E4M3:
+    if ffn.up_type == "e4m3" and not up.gated and activation not in _WITH_E4M3:
         up = Product(types(ffn.up_type), up.n, up.k)
     return [
         # The general attention path adds the bias itself.
@@ -82,16 +83,16 @@ def _of_layer(hidden: int, layer: LayerConfig, next_norm: NormConfig | None, dty
     ]  # fmt: skip
 
 
-def products_of_shape(hidden: int, inter: int, activation: str, dtype: str, e4m3: bool = False) -> list[Product]:
-    """Of one layer, where LayerNorm follows both blocks. e4m3: with `in_e4m3`. ValueError for an activation that the
-    core does not know."""
+def products_of_shape(hidden: int, inter: int, activation: str, dtype: str, word: str = "") -> list[Product]:
+    """Of one layer, where LayerNorm follows both blocks. word: as of `with_layers_in`, or "". ValueError for an
+    activation that the core does not know."""
     if activation not in activations():
         raise ValueError(f"activation must be one of {', '.join(activations())}; got {activation!r}")
     attention, ffn, norm = {"heads": 1, "head_size": hidden}, {"inter": inter, "activation": activation}, {"eps": 1e-12}
     described = {"attention": attention, "attention_norm": norm, "ffn": ffn, "ffn_norm": norm}
     around = {"vocab": 1, "hidden": hidden, "embedding": hidden, "positions": {"kind": "none", "rows": 1}}
     config = ModelConfig.from_json({**around, "layers": [described]})
-    return _of_layer(hidden, (in_e4m3(config) if e4m3 else config).layers[0], None, dtype, fused=True)
+    return _of_layer(hidden, (with_layers_in(word, config) if word else config).layers[0], None, dtype, fused=True)
 
 
 def without_norm(product: Product) -> Product:
@@ -185,5 +186,5 @@ class ProductTuner:
 
 def verified(bench: Bench, algorithm: Algorithm, default: Algorithm) -> bool:
     """As accurate as what runs by default: rounding may differ, a wrong sum may not."""
-    rounding = _E4M3_SUMS if bench.product.scaled else torch.finfo(DTYPES[bench.product.types[2]]).eps
+    rounding = _E4M3_SUMS if bench.product.types[0] == "e4m3" else torch.finfo(DTYPES[bench.product.types[2]]).eps
     return bench.error(algorithm) <= 1.25 * bench.error(default) + rounding

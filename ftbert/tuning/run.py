@@ -13,6 +13,9 @@ from typing import Any
 
 import torch
 
+from ftbert.dtypes import users_word
+from ftbert.formats import formats
+from ftbert.gpus import Gpu
 from ftbert.progress import Progress
 from ftbert.tuning.gemm_rows import WITH_NORM, Product, Row, merge
 from ftbert.tuning.gemm_table import (
@@ -96,10 +99,13 @@ def tune(
     """
     device = torch.device(device)
     machine = Machine.of(device)
-    if any(product.scaled for product in wanted) and not machine.is_hopper:
-        raise ValueError(
-            f"products in fp8 need compute capability 9.0 (Hopper), and this is {machine.gpu}: use fp16 or bf16"
-        )
+    for product in wanted:
+        stored = formats()[product.types[1]]
+        if Gpu.of(device).capability < stored.first_gpu:
+            word = users_word(stored.numbers)
+            raise ValueError(
+                f"products in {word} need compute capability {stored.capabilities}, and this is {machine.gpu}: use fp16"
+            )
     if tables_are_off():
         warnings.warn("no model uses these rows while tables are switched off (FTBERT_GEMM_TABLE=off)", stacklevel=2)
     ranges = [(low, high) for low, high in buckets(first, last)
