@@ -5,6 +5,7 @@ from __future__ import annotations
 from conftest import have_gpu
 
 from ftbert.dtypes import DTYPES
+from ftbert.formats import formats
 from ftbert.gpus import Gpu
 from ftbert.tuning import Product, described, tuner_module
 
@@ -26,6 +27,11 @@ def tile_kernel() -> str:
     return next(
         (k for k in ("wgmma_tile", "mma_tile") if any(supports(k, v, asked, 64) for v in VARIANTS.get(k, ()))), ""
     )
+
+
+def multiplies(word: str) -> bool:
+    """Whether this GPU, or the lesser one that it is held to, has products by matrices in this format."""
+    return have_gpu() and Gpu.of("cuda").capability >= formats()[word].first_gpu
 
 
 def have_warpgroups() -> bool:

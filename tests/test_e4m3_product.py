@@ -11,7 +11,7 @@ import pytest
 import reference
 import torch
 from conftest import Place
-from own_kernels import VARIANTS, WORDS, have_warpgroups, supports
+from own_kernels import VARIANTS, WORDS, have_warpgroups, multiplies, supports
 from torch import Tensor
 
 from ftbert._library import load_library
@@ -21,16 +21,16 @@ from ftbert.tuning import Bench, Product
 load_library()
 ops = torch.ops.ftbert
 E4M3, LARGEST = torch.float8_e4m3fn, 448.0
-KERNELS = "wgmma_persistent", "wgmma_tile"
+KERNELS = ("wgmma_persistent", "wgmma_tile") if have_warpgroups() else ("mma_tile",)
 OF_TILE = "64x32 half", "64x32 k4 half", "64x96 half", "64x32 pair", "64x48 pair"
 # Of the instruction's sums, which keep 14 bits: parts of the sums' own size. In the mean 0.0005 to 0.0013 were measured.
 MEAN, MOST = 0.003, 0.02
 
 
 @pytest.fixture
-def hopper(place: Place) -> Place:
-    if place.device == "cpu" or place.dtype == torch.float32 or not have_warpgroups():
-        pytest.skip("for 16-bit streams on Hopper")
+def ada(place: Place) -> Place:
+    if place.device == "cpu" or place.dtype == torch.float32 or not multiplies("e4m3"):
+        pytest.skip("for 16-bit streams on GPUs from 8.9 on")
     return place
 
 
@@ -93,10 +93,12 @@ class Case:
 
 def parts(variant: str) -> int:
     """Of k, whose sums meet in the end."""
-    return math.prod(2 if word == "pair" else int(word[1:]) if word[0] == "k" else 1 for word in variant.split()[1:])
+    return math.prod(2 if word in ("pair", "shared") else int(word[1:]) if word[0] == "k" else 1 for word in variant.split()[1:])
 
 
 def able(kernel: str, variant: str, m: int, n: int, k: int) -> bool:
+    if kernel == "mma_tile":
+        return True
     if kernel == "wgmma_persistent":
         return "pairs" not in variant or -(-n // 128) % 2 == 0
     return variant in OF_TILE and m <= 32 * int(variant.split("x")[0]) and -(-k // 128) >= parts(variant)
@@ -126,9 +128,9 @@ SHAPES = [
 @pytest.mark.parametrize("m,n,k", SHAPES)
 @pytest.mark.parametrize("activation,gated", [("none", False), ("gelu", False), ("silu", True), ("gelu", True)])
 @pytest.mark.parametrize("by_rows", [True, False], ids=["scales by rows", "one scale"])
-def test_e4m3_product(hopper: Place, m: int, n: int, k: int, activation: str, gated: bool, by_rows: bool) -> None:
+def test_e4m3_product(ada: Place, m: int, n: int, k: int, activation: str, gated: bool, by_rows: bool) -> None:
     """Sums in the order of k are the same bits whatever kernel and tile; those in parts are the same in each call."""
-    case = Case(hopper, m, n, k, by_rows)
+    case = Case(ada, m, n, k, by_rows)
     for out_scale, bias in itertools.product((None, 0.011), (True, False)):
         found = list(variants(case, "" if out_scale is None else "e4m3", activation, gated))
         made = {one: case.call(activation, gated, bias, out_scale, *one) for one in found}
@@ -142,9 +144,9 @@ def test_e4m3_product(hopper: Place, m: int, n: int, k: int, activation: str, ga
 
 @pytest.mark.parametrize("m", [1, 2, 15, 16, 17, 63, 64, 65, 100, 127, 129, 191, 193, 255, 257, 300])
 @pytest.mark.parametrize("n,k", [(16, 16), (48, 1040), (208, 528), (800, 400)])
-def test_small_whole_numbers_are_exact(hopper: Place, m: int, n: int, k: int) -> None:
+def test_small_whole_numbers_are_exact(ada: Place, m: int, n: int, k: int) -> None:
     """At edges of tiles in all directions: 14 bits hold every sum, and what follows rounds once."""
-    case = Case(hopper, m, n, k)
+    case = Case(ada, m, n, k)
     generator = torch.Generator().manual_seed(m)
 
     def whole(most: int, *shape: int) -> Tensor:
@@ -152,9 +154,9 @@ def test_small_whole_numbers_are_exact(hopper: Place, m: int, n: int, k: int) ->
 
     case.a, case.weight = whole(1, m, k).to(E4M3), whole(1, n, k).to(E4M3)
     case.a_scale, case.weight_scale = torch.tensor([0.5]).cuda(), 2 ** whole(2, n)
-    case.bias = whole(8, n).to(hopper.dtype)
+    case.bias = whole(8, n).to(ada.dtype)
     for bias, out_scale in itertools.product((True, False), (None, 0.25)):
-        want = case.sums(bias).to(hopper.dtype)
+        want = case.sums(bias).to(ada.dtype)
         if out_scale is not None:
             want = (want.float() / out_scale).clamp(-LARGEST, LARGEST).to(E4M3)
         for one in variants(case, "" if out_scale is None else "e4m3"):
@@ -162,11 +164,11 @@ def test_small_whole_numbers_are_exact(hopper: Place, m: int, n: int, k: int) ->
             assert got.dtype == want.dtype and torch.equal(got.float(), want.float()), one
 
 
-def test_linear_runs_the_kernel_of_the_plan(hopper: Place) -> None:
+def test_linear_runs_the_kernel_of_the_plan(ada: Place) -> None:
     """Of two whose sums differ: one divides k."""
-    for c, out_scale in ((WORDS[hopper.dtype], None), ("e4m3", 0.05)):
-        for m, n, k, kernel in ((64, 768, 3072, "wgmma_tile"), (16384, 768, 3072, "wgmma_persistent")):
-            case = Case(hopper, m, n, k)
+    for c, out_scale in ((WORDS[ada.dtype], None), ("e4m3", 0.05)):
+        for m, n, k, kernel in ((64, 768, 3072, KERNELS[-1]), (16384, 768, 3072, KERNELS[0])):
+            case = Case(ada, m, n, k)
             chosen = Bench(Product(f"e4m3 e4m3 {c}", n, k, True), m).chosen()
             assert chosen.kernel == kernel
             wanted = case.call(out_scale=out_scale, kernel=kernel, variant=chosen.variant)
@@ -175,9 +177,9 @@ def test_linear_runs_the_kernel_of_the_plan(hopper: Place) -> None:
 
 @pytest.mark.parametrize("activation", sorted(set(activations().values())))
 @pytest.mark.parametrize("gated", [False, True])
-def test_every_activation(hopper: Place, activation: str, gated: bool) -> None:
+def test_every_activation(ada: Place, activation: str, gated: bool) -> None:
     """Those that no kernel stores in E4M3 come back in the stream's type."""
-    case = Case(hopper, 300, 512, 192)
+    case = Case(ada, 300, 512, 192)
     for out_scale in (None, 0.02):
         narrow = out_scale is not None and (gated or activation in ("none", "gelu"))
         got = case.call(activation, gated, True, out_scale)
@@ -185,9 +187,9 @@ def test_every_activation(hopper: Place, activation: str, gated: bool) -> None:
 
 
 @pytest.mark.parametrize("out_scale", [1.0, 0.02, 1e-4])
-def test_a_result_in_e4m3_is_the_16_bit_one_rounded(hopper: Place, out_scale: float) -> None:
+def test_a_result_in_e4m3_is_the_16_bit_one_rounded(ada: Place, out_scale: float) -> None:
     """To the nearest number, and beyond 448 to that."""
-    case = Case(hopper, 777, 784, 768)
+    case = Case(ada, 777, 784, 768)
     for one in variants(case, "e4m3"):
         made = case.call("none", False, True, None, *one).float()
         scaled = made * (1 / torch.tensor(out_scale)).item()
@@ -198,8 +200,8 @@ def test_a_result_in_e4m3_is_the_16_bit_one_rounded(hopper: Place, out_scale: fl
 
 @pytest.mark.parametrize("out_scale", [None, 0.05])
 @pytest.mark.parametrize("activation,gated", [("none", False), ("gelu", False), ("silu", True)])
-def test_what_is_no_number_stays_where_it_is(hopper: Place, activation: str, gated: bool, out_scale: float | None) -> None:
-    case = Case(hopper, 200, 256, 544)
+def test_what_is_no_number_stays_where_it_is(ada: Place, activation: str, gated: bool, out_scale: float | None) -> None:
+    case = Case(ada, 200, 256, 544)
     found = list(variants(case, "" if out_scale is None else "e4m3", activation, gated))
     clean = [case.call(activation, gated, True, out_scale, *one).float() for one in found]
     case.a.view(torch.uint8)[7, 3] = case.weight.view(torch.uint8)[20, 500] = 0x7F
@@ -211,8 +213,8 @@ def test_what_is_no_number_stays_where_it_is(hopper: Place, activation: str, gat
 
 
 @pytest.mark.parametrize("out_scale", [None, 0.05])
-def test_rows_of_zeros_and_no_rows(hopper: Place, out_scale: float | None) -> None:
-    case = Case(hopper, 150, 272, 528)
+def test_rows_of_zeros_and_no_rows(ada: Place, out_scale: float | None) -> None:
+    case = Case(ada, 150, 272, 528)
     case.a = torch.zeros_like(case.a)
     for one in variants(case, "" if out_scale is None else "e4m3"):
         got = case.call("none", False, True, out_scale, *one).float() * (out_scale or 1)
@@ -221,25 +223,25 @@ def test_rows_of_zeros_and_no_rows(hopper: Place, out_scale: float | None) -> No
     assert case.call(out_scale=out_scale).shape == (0, 272)
 
 
-def test_what_kernels_support(hopper: Place) -> None:
+def test_what_kernels_support(ada: Place) -> None:
     for n, k in ((768, 776), (776, 768)):
-        for c, (kernel, of_kernel) in itertools.product((WORDS[hopper.dtype], "e4m3"), VARIANTS.items()):
+        for c, (kernel, of_kernel) in itertools.product((WORDS[ada.dtype], "e4m3"), VARIANTS.items()):
             asked = Product(f"e4m3 e4m3 {c}", n, k, True)
             assert not any(supports(kernel, variant, asked, 64) for variant in of_kernel), (asked, kernel)
 
 
-@pytest.mark.parametrize("kernel,variant", [("wgmma_persistent", "128x128"), ("wgmma_tile", "64x32 k4 half")])
-def test_operands_that_are_not_aligned_are_refused(hopper: Place, kernel: str, variant: str) -> None:
-    case = Case(hopper, 16, 64, 512)
+def test_operands_that_are_not_aligned_are_refused(ada: Place) -> None:
+    case = Case(ada, 16, 64, 512)
     case.weight_scale = torch.ones(65, device="cuda")[1:]
-    with pytest.raises(RuntimeError, match="scales aligned to 16 bytes"):
-        case.call(kernel=kernel, variant=variant)
+    for kernel, variant in variants(case):
+        with pytest.raises(RuntimeError, match="scales aligned to 16 bytes"):
+            case.call(kernel=kernel, variant=variant)
 
 
-@pytest.mark.parametrize("m,kernel", [(64, "wgmma_tile"), (8192, "wgmma_persistent")])
+@pytest.mark.parametrize("m,kernel", [(64, KERNELS[-1]), (8192, KERNELS[0])])
 @pytest.mark.parametrize("activation", ["none", "gelu"])
-def test_the_tuner_times_it(hopper: Place, activation: str, m: int, kernel: str) -> None:
-    for c in (WORDS[hopper.dtype], "e4m3"):
+def test_the_tuner_times_it(ada: Place, activation: str, m: int, kernel: str) -> None:
+    for c in (WORDS[ada.dtype], "e4m3"):
         bench = Bench(Product(f"e4m3 e4m3 {c}", 768, 512, True, activation), m)
         found = [(one.kernel, one.variant) for one in bench.own()]
         assert found == [(k, v) for k in KERNELS for v in VARIANTS[k] if able(k, v, m, 768, 512)]
@@ -259,8 +261,8 @@ def arguments(device: str, dtype: torch.dtype, **others: Any) -> list[Any]:
 
 
 def test_elsewhere_it_is_refused(place: Place) -> None:
-    """On the CPU, on other GPUs than Hopper, beside fp32."""
-    if place.device == "cuda" and place.dtype != torch.float32 and have_warpgroups():
+    """On the CPU, on GPUs below 8.9, beside fp32."""
+    if place.device == "cuda" and place.dtype != torch.float32 and multiplies("e4m3"):
         pytest.skip("is computed")
     words = f"no product on {place.device} multiplies {WORDS[place.dtype]} by a matrix stored as e4m3"
     with pytest.raises(RuntimeError, match=words):

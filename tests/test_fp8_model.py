@@ -1,4 +1,4 @@
-"""Models with fp8 matrices on Hopper: against float32, and what holds of every model."""
+"""Models with fp8 matrices on GPUs from 8.9 on: against float32, and what holds of every model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import torch
 from conftest import VOCAB_WORDS, Place
 from families import make_model
-from own_kernels import have_warpgroups
+from own_kernels import multiplies
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
@@ -31,9 +31,9 @@ WORDS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
 @pytest.fixture
-def hopper(place: Place) -> Place:
-    if place.device == "cpu" or place.dtype == torch.float32 or not have_warpgroups():
-        pytest.skip("for 16-bit streams on Hopper")
+def ada(place: Place) -> Place:
+    if place.device == "cpu" or place.dtype == torch.float32 or not multiplies("e4m3"):
+        pytest.skip("for 16-bit streams on GPUs from 8.9 on")
     return place
 
 
@@ -62,12 +62,12 @@ _MADE: dict[tuple[str, torch.dtype], tuple[Path, Path]] = {}
 
 
 @pytest.fixture(params=FAMILIES)
-def folders(request: pytest.FixtureRequest, hopper: Place, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def folders(request: pytest.FixtureRequest, ada: Place, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A folder stored in the place's type, and the same in fp8."""
-    key = (request.param, hopper.dtype)
+    key = (request.param, ada.dtype)
     if key not in _MADE:
         home = tmp_path_factory.mktemp("fp8")
-        plain = make_folder(request.param, "encoder", hopper.dtype, home / "plain")
+        plain = make_folder(request.param, "encoder", ada.dtype, home / "plain")
         quantize(plain, home / "fp8", any_loss=True, device="cuda")
         _MADE[key] = plain, home / "fp8"
     return _MADE[key]
@@ -91,16 +91,16 @@ def check_close(got: Tensor, want: Tensor, mask: Tensor, mean: float = 0.99, wor
     assert cosines.mean() > mean and cosines.min() > worst
 
 
-def test_close_to_float32(folders: tuple[Path, Path], hopper: Place) -> None:
+def test_close_to_float32(folders: tuple[Path, Path], ada: Place) -> None:
     plain, stored = folders
     exact = ftbert.load(plain)
     for seq in (3, 40, 50):
         ids, mask = batch(seq=seq)
         want = hidden(exact, ids.cpu(), mask.cpu())
-        for dtype in ("fp8", "auto", WORDS[hopper.dtype]):
+        for dtype in ("fp8", "auto", WORDS[ada.dtype]):
             model = ftbert.load(stored, "cuda", dtype)
             got = hidden(model, ids, mask)
-            assert model.dtype == FP8 and got.dtype == hopper.dtype and "e4m3" in model.info()["products"]
+            assert model.dtype == FP8 and got.dtype == ada.dtype and "e4m3" in model.info()["products"]
             check_close(got, want, mask)
             assert not got[~mask.bool()].any()
 
@@ -130,7 +130,7 @@ def test_comes_back_from_files_and_pickles(folders: tuple[Path, Path]) -> None:
         assert torch.equal(weight.float(), dict(model.encoder.weights())[name].float())
 
 
-def test_a_plain_folder_becomes_fp8(folders: tuple[Path, Path], hopper: Place) -> None:
+def test_a_plain_folder_becomes_fp8(folders: tuple[Path, Path], ada: Place) -> None:
     plain, stored = folders
     model, ready = ftbert.load(plain, "cuda", "fp8"), ftbert.load(stored, "cuda", "fp8")
     ids, mask = batch()
@@ -146,14 +146,14 @@ def test_a_plain_folder_becomes_fp8(folders: tuple[Path, Path], hopper: Place) -
     assert cosine_similarity(vectors.cpu(), ftbert.load(plain).encode(texts, convert_to_tensor=True)).min() > 0.99
 
 
-def test_to(folders: tuple[Path, Path], hopper: Place) -> None:
+def test_to(folders: tuple[Path, Path], ada: Place) -> None:
     plain, stored = folders
     ids, mask = batch()
-    model, wide = ftbert.load(plain, "cuda", "fp8"), ftbert.load(plain, "cuda", hopper.dtype)
+    model, wide = ftbert.load(plain, "cuda", "fp8"), ftbert.load(plain, "cuda", ada.dtype)
     want, exact = hidden(model, ids, mask), hidden(wide, ids, mask)
     assert torch.equal(hidden(model.to("cuda"), ids, mask), want)
     assert torch.equal(hidden(wide.to(dtype="fp8"), ids, mask), want)
-    assert torch.equal(hidden(model.to(dtype=hopper.dtype), ids, mask), exact)
+    assert torch.equal(hidden(model.to(dtype=ada.dtype), ids, mask), exact)
     assert model.to("cpu", "fp32").dtype == torch.float32
     with pytest.raises(ValueError, match="on the CPU ftbert computes in fp32, or bf16"):
         model.to("cpu")
@@ -164,24 +164,24 @@ def test_to(folders: tuple[Path, Path], hopper: Place) -> None:
     assert torch.equal(hidden(model, ids, mask), want), "an error must leave the model as it was"
 
 
-def test_live_models(folders: tuple[Path, Path], hopper: Place) -> None:
+def test_live_models(folders: tuple[Path, Path], ada: Place) -> None:
     from transformers import AutoModel
 
     plain, _ = folders
     ids, mask = batch()
-    live = AutoModel.from_pretrained(plain, dtype=hopper.dtype).cuda().eval()
+    live = AutoModel.from_pretrained(plain, dtype=ada.dtype).cuda().eval()
     want = hidden(ftbert.load(plain), ids.cpu(), mask.cpu())
     check_close(hidden(ftbert.load(live, "cuda", "fp8"), ids, mask), want, mask)
     got = ftbert.optimize(live, dtype="fp8")(input_ids=ids, attention_mask=mask).last_hidden_state
     check_close(got, want, mask)
-    assert got.dtype == hopper.dtype
+    assert got.dtype == ada.dtype
     assert not live.forward.fallbacks and "e4m3" in live.forward.info()["products"]
 
 
-def test_heads_are_those_of_the_plain_model(hopper: Place, tmp_path: Path) -> None:
-    folder = make_folder("bert", "sequence_classification", hopper.dtype, tmp_path / "classifier")
+def test_heads_are_those_of_the_plain_model(ada: Place, tmp_path: Path) -> None:
+    folder = make_folder("bert", "sequence_classification", ada.dtype, tmp_path / "classifier")
     model, exact = ftbert.load(folder, "cuda", "fp8"), ftbert.load(folder)
     ids, mask = batch()
     got, want = model(ids, mask).logits, exact(ids.cpu(), mask.cpu()).logits
-    assert got.dtype == hopper.dtype
+    assert got.dtype == ada.dtype
     assert (got.float().cpu() - want).abs().max() < 0.2 * max(1.0, float(want.abs().max()))

@@ -55,9 +55,9 @@ def test_a_held_gpu_has_tables_of_its_own(monkeypatch: pytest.MonkeyPatch) -> No
     seem(monkeypatch, HOPPER, HELD, Gpu(90, 170, 120))
     monkeypatch.setattr(gemm_table, "build_info", lambda: {"cuda_gemm": "cuBLASLt 1.2.3"})
     own, held, later = (Machine.of(torch.device("cuda", index)) for index in range(3))
-    assert (own.gpu, own.kind) == ("NVIDIA Fake", "sm_90 x 132")
-    assert (held.gpu, held.kind) == ("NVIDIA Fake as 8.0", "sm_90 as 80 x 132")
-    assert (later.gpu, later.kind) == ("NVIDIA Fake as 9.0", "sm_120 as 90 x 170")
+    assert (own.gpu, own.kind, own.capability) == ("NVIDIA Fake", "sm_90 x 132", 90)
+    assert (held.gpu, held.kind, held.capability) == ("NVIDIA Fake as 8.0", "sm_90 as 80 x 132", 80)
+    assert (later.gpu, later.kind, later.capability) == ("NVIDIA Fake as 9.0", "sm_120 as 90 x 170", 90)
     assert not own.is_like(held) and own.file_name != held.file_name
 
 

@@ -26,6 +26,7 @@ PRODUCTS = [
     (4096, 1024, True), (6144, 1024, True), (1024, 2048, False), (1024, 3072, False),
 ]  # fmt: skip
 ROWS = [1, 3, 8, 9, 16, 33, 64, 100, 128, 200, 256, 384, 512, 777, 1024, 2048, 4096, 9000, 16384]
+TYPES = [("fp16", "fp16", "fp16"), ("byte_rows", "int8", "fp16"), ("e4m3", "e4m3", "fp16")]
 PROGRAM = """
 import json, sys
 from pathlib import Path
@@ -36,17 +37,17 @@ _library._FOLDER = Path(sys.argv[1])  # before anything asks for it
 from ftbert.gpus import Gpu
 from ftbert.tuning import c_calls
 
-gpus, products, rows = json.loads(sys.argv[2])
+gpus, products, rows, types = json.loads(sys.argv[2])
 found = []
 for name, (capability, sms, khz, block, of_sm, bandwidth) in gpus.items():
     gpu = Gpu(capability, sms, capability, 0, block << 10, of_sm << 10, khz, 40 << 20, bandwidth)
     for n, k, gated in products:
-        for m in rows:
-            product = c_calls.Product(m, n, k, ("fp16",) * 3, True, "gelu" if gated else "none", False, gated, False)
+        for m, words in ((m, words) for m in rows for words in types):
+            product = c_calls.Product(m, n, k, words, True, "gelu" if gated else "none", False, gated, False)
             one = c_calls.guessed(gpu, product)
             able = [variant for kernel, variants in c_calls.own_kernels() if kernel == one.kernel
                     for variant in variants if c_calls.supports(gpu, kernel, variant, product)]
-            found.append((name, sms, m, n, k, one.kernel, one.variant, able))
+            found.append((name, words[1], sms, m, n, k, one.kernel, one.variant, able))
 print(json.dumps(found))
 """
 
@@ -55,7 +56,7 @@ print(json.dumps(found))
 def guesses() -> list[Any]:
     if not (LIBRARIES / "libftbert_core.so").exists():
         pytest.skip("make cuda-compile has not built the library for GPUs")
-    asked = json.dumps([GPUS, PRODUCTS, ROWS])
+    asked = json.dumps([GPUS, PRODUCTS, ROWS, TYPES])
     done = subprocess.run([sys.executable, "-c", PROGRAM, str(LIBRARIES), asked], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return list(json.loads(done.stdout))
@@ -69,7 +70,7 @@ def blocks(variant: str, m: int, n: int) -> int:
 def test_no_tile_leaves_three_quarters_of_a_gpu_idle(guesses: list[Any]) -> None:
     """Unless the smallest one does."""
     ran = 0
-    for name, sms, m, n, k, kernel, variant, able in guesses:
+    for name, _, sms, m, n, k, kernel, variant, able in guesses:
         if kernel == "mma_tile":
             ran += 1
             most = max(blocks(one, m, n) for one in able)
@@ -79,12 +80,19 @@ def test_no_tile_leaves_three_quarters_of_a_gpu_idle(guesses: list[Any]) -> None
 
 def test_larger_products_have_larger_tiles(guesses: list[Any]) -> None:
     """Tens of thousands of rows are no work for tiles of 16."""
-    for name, _, m, n, k, kernel, variant, _ in guesses:
+    for name, _, _, m, n, k, kernel, variant, _ in guesses:
         if kernel == "mma_tile" and m >= 4096:
             assert int(variant.split("x")[0]) >= 64, (name, m, n, k, variant)
 
 
+def test_operands_of_8_bits_have_no_other_kernel(guesses: list[Any]) -> None:
+    for name, stored, *_, kernel, _, able in guesses:
+        if stored != "fp16":
+            computed = stored == "int8" or GPUS[name][0] >= 89
+            assert (kernel, bool(able)) == ("mma_tile" if computed else "", computed), (name, stored)
+
+
 def test_few_rows_are_read_by_their_kernel(guesses: list[Any]) -> None:
     """A weight that no cache holds, of up to eight rows."""
-    assert {kernel for _, _, m, _, _, kernel, _, _ in guesses if m > 8} <= {"mma_tile", ""}
-    assert {kernel for _, _, m, _, _, kernel, _, _ in guesses if m <= 8} <= {"mma_tile", "few_rows_lanes", ""}
+    assert {kernel for _, _, _, m, _, _, kernel, _, _ in guesses if m > 8} <= {"mma_tile", ""}
+    assert {kernel for _, _, _, m, _, _, kernel, _, _ in guesses if m <= 8} <= {"mma_tile", "few_rows_lanes", ""}

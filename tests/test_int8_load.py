@@ -24,6 +24,7 @@ from ftbert.checkpoint import WORD_TABLE, Checkpoint
 from ftbert.converters import build_reference, open_checkpoint, source_modules, source_tensors
 from ftbert.devices import check_dtype, stream_dtype
 from ftbert.evaluation import SAMPLE_TEXTS
+from ftbert.gpus import Gpu
 from ftbert.quantization import altered, calibration_texts, int8_rows, quantize, smoothing, uint8_tokens
 from ftbert.quantization.vectors import TextVectors
 
@@ -128,7 +129,10 @@ def test_a_gpu_quantizes_as_the_cpu_does(plain: Path, folder: Path, tmp_path: Pa
 
 
 def test_other_devices_are_refused(plain: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=r"int8 is for the CPU; cuda:0 computes in fp16, bf16 or fp32, on Hopper in fp8"):
+    monkeypatch.setattr(devices.Gpu, "of", staticmethod(lambda device: Gpu(75, 40, 75)))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA T4")
+    words = r"int8 needs a GPU of compute capability 8\.0 or above; cuda:0, NVIDIA T4 of 7\.5, computes in fp16 or fp32"
+    with pytest.raises(ValueError, match=words):
         check_dtype(torch.device("cuda", 0), INT8)
     monkeypatch.setattr(devices, "build_info", lambda: {"cpu_int8": "none"})
     for dtype in ("int8", INT8):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import reference
 import torch
+from byte_row_parts import byte_rows
 from compare import assert_close
 from torch import Tensor
 
@@ -26,16 +27,6 @@ def have_int8() -> bool:
         assert "int8 products need" in str(error), error
         return False
     return True
-
-
-def byte_rows(q: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
-    """q [m, k] of 0..255, scale and zero [m] -> what the product reads"""
-    m, k = q.shape
-    rows = torch.zeros(m, (k + 8 + 63) // 64 * 64, dtype=torch.uint8)
-    rows[:, :k] = q.to(torch.uint8)
-    rows[:, -8:-4] = scale.float()[:, None].contiguous().view(torch.uint8)
-    rows[:, -4:] = zero.to(torch.int32)[:, None].contiguous().view(torch.uint8)
-    return rows
 
 
 def product(
@@ -149,12 +140,12 @@ def right() -> list[Any]:
 
 
 @pytest.mark.parametrize("place,value,words", [
-    (0, torch.zeros(2, 64, dtype=torch.uint8), r"rows: expected uint8 \[m, 128\] for a k of 60, got Byte \[2, 64\]"),
-    (0, torch.zeros(2, 128), "rows: expected uint8"),
+    (0, torch.zeros(2, 64, dtype=torch.uint8), r"rows: expected contiguous uint8 \[m, 128\] for a k of 60, got Byte \[2, 64\]"),
+    (0, torch.zeros(2, 128), "rows: expected contiguous uint8"),
     (1, torch.zeros(6, 60), r"weight: expected int8 \[n, k\], k at most 65793, got Float"),
     (1, torch.zeros(6, MOST_DEPTH + 1, dtype=torch.int8), "k at most 65793"),
     (1, torch.zeros(0, 60, dtype=torch.int8), "weight: expected int8"),
-    (2, torch.ones(5), r"scales: expected float32 \[6\], got Float \[5\]"),
+    (2, torch.ones(5), r"scales: expected contiguous float32 \[6\], got Float \[5\]"),
     (3, torch.ones(7), r"bias: expected contiguous Float \[6\]"),
     (4, "mish", "unknown activation 'mish'"),
 ])  # fmt: skip

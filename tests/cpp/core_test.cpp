@@ -628,12 +628,14 @@ void formats_are_rows_of_a_table() {
       expect(format->other && format->other->name == other->second, name + ": what the other operand becomes");
     else
       expect(!format->other || format->other == format, name + ": the other operand stays");
-    expect(format->other_size(n, k).empty(), name + " has products of [48, 192]");
+    expect(format->other_size(n, k, false).empty(), name + " has products of [48, 192]");
     const auto size = sizes.find(name);
-    expect(format->other_size(n + 1, k) == (size == sizes.end() ? "" : size->second), name + ": sizes");
+    expect(format->other_size(n + 1, k, false) == (size == sizes.end() ? "" : size->second), name + ": sizes");
     if (format->block == kNoScales) expect(&plain_format(parse_dtype(name)) == format, name + " is plain");
   }
-  expect(formats::int8.other_size(1, 15) == "16 to 65793 columns", "int8: columns");
+  expect(formats::int8.other_size(1, 15, false) == "16 to 65793 columns", "int8: columns");
+  expect(formats::int8.other_size(12, 64, true) == "multiples of 8", "int8: rows on a GPU");
+  expect(formats::int8.other_size(8, 24, true) == "32 to 65793 columns", "int8: columns on a GPU");
   expect(formats::byte_rows.bytes(3, 57) == 3 * byte_row_bytes(57), "byte rows");
 }
 

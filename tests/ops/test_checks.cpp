@@ -53,10 +53,13 @@ Operand byte_rows(const char* name, const Tensor& out, const OptionalTensor& smo
                    out.scalar_type() == at::kByte && out.sizes() == shape && out.is_contiguous(),
                name, ": expected contiguous Byte ", shape_text(shape), " on ", like.device().str(),
                ", beside float32 on the CPU or 16 bits on a GPU, got ", describe(out), " beside ", describe(like));
-  FTBERT_CHECK(!smooth || (smooth->scalar_type() == at::kFloat && smooth->device() == like.device() &&
-                           smooth->dim() == 1 && smooth->size(0) == cols && smooth->is_contiguous()),
-               "smooth: expected contiguous Float ", shape_text({cols}), " on ", like.device().str(), ", got ",
-               describe(*smooth));
+  if (smooth) {
+    plain("smooth", *smooth);
+    FTBERT_CHECK(smooth->scalar_type() == at::kFloat && smooth->device() == like.device() && smooth->dim() == 1 &&
+                     smooth->size(0) == cols,
+                 "smooth: expected contiguous Float ", shape_text({cols}), " on ", like.device().str(), ", got ",
+                 describe(*smooth));
+  }
   return {out.data_ptr(), &formats::byte_rows, data<float>(smooth)};
 }
 
