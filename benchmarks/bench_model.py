@@ -3,6 +3,7 @@
     python benchmarks/bench_model.py --threads 2 --point base:16x128:ragged --point minilm:32x128:full
     python benchmarks/bench_model.py --device cuda --dtype fp16 [--model base]
     python benchmarks/bench_model.py --device cuda --dtype fp8 [--energy]
+    python benchmarks/bench_model.py --device cuda --dtype int8
     python benchmarks/bench_model.py --threads 2 --dtype int8
 
 A point is MODEL:BATCHxLONGEST:FILL with MODEL minilm, base, large, modernbert, qwen3 or deberta, and FILL "ragged" (a
@@ -15,8 +16,8 @@ to a JSON file
 that says where they come from, and as Markdown to stdout.
 
 In fp8 models are quantized by plain rounding, with scales from random tokens (quantized.py), and everything else is in
-fp16, of modern models in bf16; the same model without fp8, ours and PyTorch's, takes turns with them. In int8, which is
-the CPU's, everything else is in float32, and ours in float32 and bf16 take turns with everybody's int8.
+fp16, of modern models in bf16; the same model without fp8, ours and PyTorch's, takes turns with them. So it is in int8
+on a GPU. On the CPU everything else is then in float32, and ours in float32 and bf16 take turns with everybody's int8.
 
 A GPU at its power limit lowers its clock within some hundredths of a second, and what ran before leaves its mark: where
 the fastest peer takes 0.4 ms or more, each is repeated until that has settled before it is timed. There all are timed
@@ -85,10 +86,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.threads:
         torch.set_num_threads(options.threads)
     device, dtype = torch.device(options.device), RUN_DTYPES[options.dtype]
-    if dtype == E4M3 and (device.type != "cuda" or not Gpu.of(device).warpgroups):
-        parser.error("--dtype fp8 needs --device cuda and a GPU of compute capability 9.0, not held to a lesser one")
-    if dtype == torch.int8 and device.type != "cpu":
-        parser.error("--dtype int8 needs --device cpu")
+    least = {E4M3: 89, torch.int8: 80}.get(dtype, 0) if device.type == "cuda" else 0
+    if dtype == E4M3 and device.type == "cpu":
+        parser.error("--dtype fp8 needs --device cuda")
+    if least and Gpu.of(device).capability < least:
+        parser.error(f"--dtype {options.dtype} needs a GPU of compute capability {least / 10}, not held to less")
     usual = usual_points(device, options.dtype)
     points = options.point or [point for point in usual if point[0] in (options.model or SHAPES)]
     wanted = [

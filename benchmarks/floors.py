@@ -32,7 +32,7 @@ def byte_floor(reference: Any, tokens: int, device: torch.device, dtype: torch.d
     weights = sum(p.numel() for name, p in reference.named_parameters() if "embeddings" not in name)
     if device not in _bandwidth:
         _bandwidth[device] = bandwidth(device)
-    other = (torch.float32 if dtype == torch.int8 else torch.float16) if dtype in EIGHT_BITS else dtype
+    other = dtype if dtype not in EIGHT_BITS else torch.float32 if device.type == "cpu" else torch.float16
     rows = 2 * tokens * c.hidden_size * other.itemsize  # where matrices are in 8 bits, what is read and written is not
     return (weights * size + rows) / _bandwidth[device]
 
@@ -61,13 +61,15 @@ class GpuProducts:
         c, names = reference.config, {value: name for name, value in DTYPES.items()}
         m = tuner_module().rows(tokens)  # what the encoder runs
         self._layers, self._recordings = c.num_hidden_layers, []
-        types = [names[beside_e4m3(reference) if dtype == E4M3 else dtype]] * 4
+        types = [names[beside_e4m3(reference) if dtype in EIGHT_BITS else dtype]] * 4
+        if dtype == torch.int8:
+            types = [f"byte_rows int8 {type}" for type in types]
         if dtype == E4M3:
             types = [f"e4m3 e4m3 {type}" for type in types]
             types[2] = "e4m3 e4m3 e4m3"  # what the last product reads
         for type, (n, k) in zip(types, layer_products(c), strict=True):
             bench = Bench(Product(type, n, k), m)
-            able = [*([] if type.endswith("e4m3") else bench.heuristics()), *bench.own(), bench.chosen()]
+            able = [*([] if dtype in EIGHT_BITS else bench.heuristics()), *bench.own(), bench.chosen()]
             times = [statistics.median(of_one) for of_one in bench.times(able, 5)]
             self._recordings.append(bench.record(able[times.index(min(times))]))
 

@@ -30,9 +30,9 @@ class Products(NamedTuple):
 
 
 class In16Bits(Peer):
-    """In a run in fp8, the same without it."""
+    """In a run in 8 bits on a GPU, the same without it."""
 
-    dtypes: ClassVar[Sequence[torch.dtype]] = (E4M3,)
+    dtypes: ClassVar[Sequence[torch.dtype]] = (E4M3, torch.int8)
 
     def setup(self, reference: Any) -> None:
         self.dtype = beside_e4m3(reference)
@@ -57,6 +57,7 @@ class ScaledProducts(In16Bits):
     input. What is multiplied is rounded in the kernel that torch.compile makes for the norm or the activation before
     it."""
 
+    dtypes = (E4M3,)
     tolerance = EIGHT_BITS_LIMIT
     by_rows: ClassVar[bool] = False
 

@@ -65,7 +65,7 @@ MLPERF_MEAN, MLPERF_LONGEST = 177, 384  # tokens of MLPerf's questions with thei
 
 def usual_points(device: torch.device, dtype: str) -> list[tuple[str, int, int, str]]:
     """Those of a run that names none, and of models that are in it on request."""
-    grid = FP8_POINTS if dtype == "fp8" else GRID
+    grid = FP8_POINTS if dtype in ("fp8", "int8") else GRID
     usual = [parse_point(point) for point in (grid if device.type == "cuda" else CPU_POINTS)]
     return usual + [parse_point(f"{name}:{point}") for name, points in MODERN_POINTS.items() for point in points]
 

@@ -93,9 +93,10 @@ def quantized_folder(reference: Any, dtype: torch.dtype) -> Path:
         checkpoint = open_checkpoint(reference)
         plain = checkpoint.config.encoder
         modules, device = source_modules(checkpoint.config), next(reference.parameters()).device
-        encoder = plain.stored_as([*modules, WORD_TABLE], "int8") if dtype == torch.int8 else with_layers_in("e4m3", plain)
-        parts = in_parts_of_int8 if dtype == torch.int8 else in_parts_of_e4m3
-        beside = torch.float32 if dtype == torch.int8 else beside_e4m3(reference)
+        int8 = dtype == torch.int8
+        encoder = plain.stored_as([*modules, WORD_TABLE], "int8") if int8 else with_layers_in("e4m3", plain)
+        parts = in_parts_of_int8 if int8 else in_parts_of_e4m3
+        beside = torch.float32 if int8 and device.type == "cpu" else beside_e4m3(reference)
         matrices = {spec.name for spec in encoder.weight_specs() if spec.matrix and spec.stored}
 
         def tensors() -> Iterator[tuple[str, Tensor]]:
