@@ -67,22 +67,23 @@ def load(
     of every layer. "pipeline": each has some of the layers, and the first the embeddings and the heads; ids and results
     lie there. Large calls go through in parts of whole sequences; one that has its mask or cu_seqlens on a GPU then
     waits for them. `generate` refuses several processes so. dtype: fp32, fp16 (GPU only), bf16 and q8_0 (GPUs from
-    compute capability 8.0 on, CPUs), fp8 (9.0 only), int8 (CPUs with VNNI, AVX-VNNI or AMX); on the CPU bf16
-    is that of the matrix products' operands, with float sums: all else and the results are float32. None: "auto" for
-    folders that were quantized or converted to a dtype and for quantised decoders, else fp32. "auto": as the weights
-    are stored, q8_0 for a decoder whose GGUF file has most of them quantised; on the CPU fp32, or for bf16 the faster
-    of the two, which is timed once in a process. fp8, int8 and q8_0 are for the matrices of the layers, all else and
-    the results are fp16 or bf16 on a GPU, float32 on the CPU. fp8 and int8 are quantized when the model is first loaded
-    so, and kept in the user's cache; those of a live model each time. q8_0 is llama.cpp's Q8_0, made at each load; the
-    head that `generate` reads is in it too. Of a folder that `ftbert quantize` wrote fp16 and bf16 are the type of all
-    else beside fp8; of an .onnx file that onnxruntime has quantized int8 and "auto" are its own integers. attention:
-    "auto", or "fused" / "general" to force a path. heads: the checkpoint's task heads too; a masked language model, as
-    which an encoder's ...ForCausalLM or ...LMHeadModel without is_decoder counts, then computes its logits in every
-    call. A decoder's ...ForCausalLM gives hidden states, and its head is read when `predict`, `rerank`, `generate` or
-    `head` asks for it. What else stands outside the encoder is left out, with a warning. filename: of a .gguf file in
-    the folder or the hub's repository, or a pattern of it ("*q8_0.gguf"); "org/repo/file.gguf" and "org/repo:Q8_0" name
-    one, too. revision, token: of a hub id; a branch, tag or commit, and what a private model asks for (None: HF_TOKEN,
-    or that of `hf auth login`). verify: False does not compare weights with the checksums that ftbert wrote.
+    compute capability 8.0 on, CPUs), fp8 (from 8.9 on), int8 (from 8.0 on, CPUs with VNNI, AVX-VNNI or AMX); on the CPU
+    bf16 is that of the matrix products' operands, with float sums: all else and the results are float32. None: "auto"
+    for folders that were quantized or converted to a dtype and for quantised decoders, else fp32. "auto": as the
+    weights are stored, q8_0 for a decoder whose GGUF file has most of them quantised; on the CPU fp32, or for bf16 the
+    faster of the two, which is timed once in a process. fp8, int8 and q8_0 are for the matrices of the layers, all else
+    and the results are fp16 or bf16 on a GPU, float32 on the CPU. fp8 and int8 are quantized when the model is first
+    loaded so, and kept in the user's cache; those of a live model each time. q8_0 is llama.cpp's Q8_0, made at each
+    load; the head that `generate` reads is in it too. Of a folder that `ftbert quantize` wrote fp16 and bf16 are the
+    type of all else beside fp8, on a GPU beside int8 too; of an .onnx file that onnxruntime has quantized int8 and
+    "auto" are its own integers. attention: "auto", or "fused" / "general" to force a path. heads: the checkpoint's task
+    heads too; a masked language model, as which an encoder's ...ForCausalLM or ...LMHeadModel without is_decoder
+    counts, then computes its logits in every call. A decoder's ...ForCausalLM gives hidden states, and its head is read
+    when `predict`, `rerank`, `generate` or `head` asks for it. What else stands outside the encoder is left out, with a
+    warning. filename: of a .gguf file in the folder or the hub's repository, or a pattern of it ("*q8_0.gguf");
+    "org/repo/file.gguf" and "org/repo:Q8_0" name one, too. revision, token: of a hub id; a branch, tag or commit, and
+    what a private model asks for (None: HF_TOKEN, or that of `hf auth login`). verify: False does not compare weights
+    with the checksums that ftbert wrote.
 
     prompts, default_prompt_name, max_length, truncate_dim, similarity_fn_name: over the folder's, as
     SentenceTransformer and CrossEncoder take them; prompts are added to the folder's. model_kwargs: theirs for

@@ -41,7 +41,7 @@ def add_to(commands: command.Commands) -> None:
     read = "to calibrate on: .txt .jsonl .csv .parquet, 512 are read (default: built in)"
     parser.add_argument("--texts", metavar="FILE", help=read)
     parser.add_argument("--column", metavar="NAME", help='field with the text (default "text")')
-    kinds = "fp8 for Hopper, int8 for CPUs (default fp8)"
+    kinds = "fp8 for GPUs from 8.9 on, int8 for those from 8.0 on and CPUs (default fp8)"
     parser.add_argument("--dtype", choices=("fp8", "int8"), default="fp8", help=kinds)
     left = "matrices that stay as they are: layers.0, layers.3.ffn.down; may be repeated"
     parser.add_argument("--keep", metavar="NAME", action="append", default=[], help=left)

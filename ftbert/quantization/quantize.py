@@ -98,11 +98,11 @@ def quantize(
     cosine below .9973 or the worst below .991 (int8: .9991, .9955), the fewest matrices that suffice stay as they are,
     at most half of the weights.
 
-    texts: None for those that come with the package. dtype: "fp8", for Hopper, or "int8", for CPUs. keep: names, or
-    beginnings of names, of matrices that stay as they are: "layers.0", "layers.3.ffn.down". any_loss: nothing else is
-    kept, however far the vectors are. device: where all of it is computed. ValueError: texts of fewer than 256 tokens,
-    a name in `keep` that is none, a matrix or an input that is not finite, a model that is quantized already or has no
-    tokenizer, or one that stays too far from float32; besides what `convert` raises.
+    texts: None for those that come with the package. dtype: "fp8", for GPUs, or "int8", for GPUs and CPUs. keep: names,
+    or beginnings of names, of matrices that stay as they are: "layers.0", "layers.3.ffn.down". any_loss: nothing else
+    is kept, however far the vectors are. device: where all of it is computed. ValueError: texts of fewer than 256
+    tokens, a name in `keep` that is none, a matrix or an input that is not finite, a model that is quantized already or
+    has no tokenizer, or one that stays too far from float32; besides what `convert` raises.
     """
     target, where, kind = Path(target), check_device(device), stored_type(dtype)
     check_target(target, source, force)

@@ -59,6 +59,12 @@ class Machine:
             kind += f" as {gpu.capability}"
         return Machine(name, build_info().get("cuda_gemm", ""), f"{kind} x {gpu.sm_count}")
 
+    @property
+    def capability(self) -> int:
+        """That counts: 90 of sm_90, 80 of what is held to that."""
+        counts = re.match(r"sm_(?:\d+ as )?(\d+) x", self.kind)
+        return int(counts[1]) if counts else 0
+
     def is_like(self, other: Machine) -> bool:
         """Whether rows for ftbert's own kernels hold for both."""
         return self.gpu == other.gpu or (bool(self.kind) and self.kind == other.kind)
@@ -248,7 +254,7 @@ def summary(device: torch.device) -> str:
         f"{source.kind} ({len(source.rows)} rows{'; ' * bool(source.problem)}{source.problem})"
         for source in sources(machine)
     ]
-    without = "products are guessed" if Gpu.of(device).kernels else "cuBLASLt's first proposals run"
+    without = "products are guessed" if machine.capability >= 80 else "cuBLASLt's first proposals run"
     return ", ".join(parts) or f"none: {without}; `ftbert tune` makes one"
 
 

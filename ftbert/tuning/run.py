@@ -15,7 +15,6 @@ import torch
 
 from ftbert.dtypes import users_word
 from ftbert.formats import formats
-from ftbert.gpus import Gpu
 from ftbert.progress import Progress
 from ftbert.tuning.gemm_rows import WITH_NORM, Product, Row, merge
 from ftbert.tuning.gemm_table import (
@@ -101,7 +100,7 @@ def tune(
     machine = Machine.of(device)
     for product in wanted:
         stored = formats()[product.types[1]]
-        if Gpu.of(device).capability < stored.first_gpu:
+        if machine.capability < stored.first_gpu:
             word = users_word(stored.numbers)
             raise ValueError(
                 f"products in {word} need compute capability {stored.capabilities}, and this is {machine.gpu}: use fp16"
