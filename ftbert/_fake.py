@@ -33,6 +33,7 @@ def _forward_batch(
     want: list[str],
     rows: Tensor | None = None,
     shared_prefix: int = 0,
+    keys: Tensor | None = None,
 ) -> list[Tensor]:
     facts = _facts(encoder)
     batch = input_ids.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
@@ -78,6 +79,10 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "restore_padding": lambda packed, index: packed.new_empty((index.shape[0], packed.shape[1])),
     "add_bias_act": lambda x, bias, activation, scale=None: torch.empty_like(
         x, dtype=x.dtype if scale is None else torch.float8_e4m3fn
+    ),
+    "max_sim": lambda queries, cu_queries, documents, cu_documents, query_of=None: queries.new_empty(
+        (cu_documents.shape[0] - 1,) if query_of is not None else (cu_queries.shape[0] - 1, cu_documents.shape[0] - 1),
+        dtype=torch.float32,
     ),
     "argmax": lambda logits: logits.new_empty(logits.shape[0], dtype=torch.int64),
     "pooling": lambda hidden, cu, *_: hidden.new_empty(

@@ -257,4 +257,14 @@ void softmax<Cpu, float>(Context<Cpu>&, const Heads& heads, const float* scores,
   isa_kernels().softmax(heads, scores, sequences, policy.read<kSoftmaxReads>("softmax"), probabilities);
 }
 
+template <>
+void max_sim<Cpu>(Context<Cpu>&, const MaxSim& of, void* scratch, float* scores) {
+  isa_kernels().max_sim(of, scratch, scores);
+}
+
+template <>
+size_t max_sim_scratch_bytes<Cpu>(const MaxSim& of) {
+  return isa_kernels().max_sim_scratch_bytes(of);
+}
+
 }  // namespace ftbert

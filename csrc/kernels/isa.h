@@ -39,6 +39,8 @@ struct IsaKernels {
                        const AttentionScores& scores, const AttentionScratch& scratch, const Operand& to);
   void (*softmax)(const Heads& heads, const float* scores, const Sequences& sequences, const SoftmaxScores& policy,
                   float* probabilities);
+  void (*max_sim)(const MaxSim& of, void* scratch, float* scores);
+  size_t (*max_sim_scratch_bytes)(const MaxSim& of);
   // Products by weights in panels: gemm/cpu/
   void (*panel_product)(const Product& product, const CpuData& data);
   void (*q8_0_product)(const Product& product, const CpuData& data);

@@ -12,6 +12,8 @@ namespace ftbert::FTBERT_ISA {
 FTBERT_ISA_KERNELS(FTBERT_DECLARE)
 std::remove_pointer_t<decltype(IsaKernels::attention)> attention;
 std::remove_pointer_t<decltype(IsaKernels::softmax)> softmax;
+std::remove_pointer_t<decltype(IsaKernels::max_sim)> max_sim;
+std::remove_pointer_t<decltype(IsaKernels::max_sim_scratch_bytes)> max_sim_scratch_bytes;
 void panel_product(const Product& product, const CpuData& data);
 void q8_0_product(const Product& product, const CpuData& data);
 void int8_product(const Product& product, const CpuData& data);
@@ -24,6 +26,8 @@ constexpr IsaKernels plain_kernels() {
 #define FTBERT_ENTRY(name) .name = name,
       FTBERT_ISA_KERNELS(FTBERT_ENTRY).attention = attention,
       .softmax = softmax,
+      .max_sim = max_sim,
+      .max_sim_scratch_bytes = max_sim_scratch_bytes,
       .panel_product = panel_product,
       .q8_0_product = q8_0_product,
 #ifdef FTBERT_INT8

@@ -413,4 +413,31 @@ template <class Device, class T>
 void argmax(Context<Device>& context, const T* logits, int64_t rows, int64_t cols,
             int64_t* ids);  // logits [rows, cols], ids [rows]
 
+// ---- max_sim: max_sim/ -------------------------------------------------------------------------------------
+
+// Late interaction: a query and a document are vectors each, packed, one after the other.
+struct MaxSim {
+  DType dtype;                            // of both: fp32, fp16, bf16 or int8
+  const void* queries = nullptr;          // [cu_queries[query_count], width]
+  const void* documents = nullptr;        // [cu_documents[document_count], width]
+  const int32_t* cu_queries = nullptr;    // [query_count+1]; on the CPU the offsets are readable by the host
+  const int32_t* cu_documents = nullptr;  // [document_count+1]
+  const int32_t* query_of = nullptr;      // [document_count], or nullptr: each document with every query
+  int64_t query_count = 0, document_count = 0, width = 0;
+
+  // [query_count, document_count], or with query_of [document_count].
+  int64_t scores() const { return document_count * (query_of ? 1 : query_count); }
+};
+
+// The score of a document that has no vectors: below that of any other, and a number that JSON has.
+inline constexpr float kScoreOfNothing = -1e9f;
+
+// scores: over the query's vectors the sum of the largest product with a vector of the document, in float, of int8 in
+// int32; NaN where one of these is. 0 for a query without vectors. No products are left in memory. scratch: as many
+// bytes as max_sim_scratch_bytes says.
+template <class Device>
+void max_sim(Context<Device>& context, const MaxSim& of, void* scratch, float* scores);
+template <class Device>
+size_t max_sim_scratch_bytes(const MaxSim& of);
+
 }  // namespace ftbert
