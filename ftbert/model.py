@@ -292,6 +292,7 @@ class Model(Replicated, TextModel, LanguageModel):
         want: str = "tokens",
         rows: Tensor | None = None,
         shared_prefix: int = 0,
+        keys: Tensor | None = None,
     ) -> Tensor:
         """input_ids int [tokens], cu_seqlens int32 [batch+1], both on the model's device -> [tokens, hidden].
 
@@ -300,12 +301,15 @@ class Model(Replicated, TextModel, LanguageModel):
         computed for them alone; "pooled", the first one's pooled output; "hidden_states", every layer's,
         [layers+1, tokens, hidden]. shared_prefix: the number of tokens of the first sequence, where all others begin
         with those and are given without them; max_seqlen is of the longest with them. For models whose tokens see none
-        that follow, by the fused attention path; else RuntimeError. No host synchronisation; on CUDA the contents of
+        that follow, by the fused attention path; else RuntimeError. keys: int32 [batch], how many tokens of each
+        sequence are attended to, the first; those behind attend and are not attended to. No host synchronisation; on CUDA the contents of
         the arguments are therefore not looked at, and an id outside the vocabulary, or a row that is none, gives a row
         of NaN.
         """
         note_fork()
-        return self.module.forward_packed(input_ids, cu_seqlens, max_seqlen, token_type_ids, want, rows, shared_prefix)
+        return self.module.forward_packed(
+            input_ids, cu_seqlens, max_seqlen, token_type_ids, want, rows, shared_prefix, keys
+        )
 
     @where_the_ids_are
     def logits_packed(

@@ -66,10 +66,13 @@ class EncoderModule(torch.nn.Module):
         want: str = "tokens",
         rows: Optional[Tensor] = None,  # noqa: UP045
         shared_prefix: int = 0,
+        keys: Optional[Tensor] = None,  # noqa: UP045
     ) -> Tensor:
         """int [tokens], int32 [batch+1] -> [tokens, hidden], or what `want` names; no host synchronisation. rows,
-        shared_prefix: of forward_batch."""
-        made = self.forward_batch(input_ids, None, token_type_ids, cu_seqlens, max_seqlen, [want], rows, shared_prefix)
+        shared_prefix, keys: of forward_batch."""
+        made = self.forward_batch(
+            input_ids, None, token_type_ids, cu_seqlens, max_seqlen, [want], rows, shared_prefix, keys
+        )
         return made[0]
 
     @torch.jit.export
@@ -83,6 +86,7 @@ class EncoderModule(torch.nn.Module):
         want: List[str],  # noqa: UP006
         rows: Optional[Tensor] = None,  # noqa: UP045
         shared_prefix: int = 0,
+        keys: Optional[Tensor] = None,  # noqa: UP045
     ) -> List[Tensor]:  # noqa: UP006
         """Every call: padded ids [batch, seq] with a mask, or packed ids [tokens] with the offsets of the sequences.
 
@@ -101,13 +105,16 @@ class EncoderModule(torch.nn.Module):
         shared_prefix: of packed ids the number of tokens of the first sequence, where all others begin with those and
         are given without them; max_seqlen is of the longest with them. On CUDA it is not compared with cu_seqlens. An
         error for a model whose tokens see those that follow, or whose attention takes the general path.
+        keys: of packed ids int32 [batch], how many tokens of each sequence are attended to, the first; those behind
+        attend to them, as padding does in transformers. On CUDA they are not compared with cu_seqlens.
         """
         # The same op, called from C++: torch.ops would take half as long again on the host.
         if not torch.jit.is_scripting() and not torch.compiler.is_compiling():  # type: ignore[attr-defined]
-            _refuse_jagged(input_ids, attention_mask, token_type_ids, cu_seqlens, rows)
+            _refuse_jagged(input_ids, attention_mask, token_type_ids, cu_seqlens, rows, keys)
             return self.encoder.forward_batch(
-                input_ids, attention_mask, token_type_ids, cu_seqlens, max_seqlen, want, rows, shared_prefix
+                input_ids, attention_mask, token_type_ids, cu_seqlens, max_seqlen, want, rows, shared_prefix, keys
             )
         return torch.ops.ftbert.forward_batch(
-            self.encoder, input_ids, attention_mask, token_type_ids, cu_seqlens, max_seqlen, want, rows, shared_prefix
+            self.encoder, input_ids, attention_mask, token_type_ids, cu_seqlens, max_seqlen, want, rows, shared_prefix,
+            keys,
         )

@@ -57,6 +57,7 @@ class PackedModel(Protocol):
     def forward_packed(
         self, input_ids: Tensor, cu_seqlens: Tensor, max_seqlen: int, token_type_ids: Tensor | None = None, *,
         want: str = "tokens", rows: Tensor | None = None, shared_prefix: int = 0,
+        keys: Tensor | None = None,
     ) -> Tensor: ...  # fmt: skip
 
     def logits_packed(

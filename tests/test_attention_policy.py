@@ -313,16 +313,38 @@ def test_keys_lie_in_slots(place: Place, size: int, window: tuple[int, int], que
         assert_close(mine, want, atol=max(6e-6, 4 * place.eps))
 
 
+def behind_the_keys(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, left: int, right: int, table: torch.Tensor | None = None
+) -> torch.Tensor:  # fmt: skip
+    """One head in float64: query i stands at key i, also where there is none. Zeros of those that see no key."""
+    distance = torch.arange(len(k), device=q.device) - torch.arange(len(q), device=q.device)[:, None]
+    seen = (distance >= (-left if left >= 0 else -len(q))) & (distance <= (right if right >= 0 else len(k)))
+    scores = q.double() @ k.double().T * scale
+    if table is not None:
+        span = (len(table) + 1) // 2
+        scores = scores + table.double()[distance.clamp(1 - span, span - 1) + span - 1]
+    return scores.masked_fill(~seen, -math.inf).softmax(-1).nan_to_num(0) @ v.double()
+
+
 @pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (40, 40), (2, -1)], ids=str)
 @pytest.mark.parametrize("keys", [0, 3, 70])
-def test_queries_that_see_no_key_give_zeros(place: Place, keys: int, size: int) -> None:
+def test_queries_behind_the_last_key(place: Place, keys: int, window: tuple[int, int], size: int) -> None:
+    """Tokens that attend and are not attended to: of tensors of their own, and of packed rows whose last are no keys."""
+    limit = max(6e-6, 4 * place.eps)
     q, k = random(200, size, place), random(keys, size, place, seed=1)
     cu_q, cu_k = (reference.offsets([n], place.device) for n in (200, keys))
-    got = ops.attention_apart(q, k, k, cu_q, cu_k, 200, 1, 1, 0.1, -1, 0)
-    assert not bool(got[: 200 - keys].any())
-    qkv = torch.cat([q[200 - keys :], k, k], dim=1)
-    want = reference.attention(qkv, [keys], 1, scale=0.1, right=0)
-    assert_close(got[200 - keys :], want, atol=max(6e-6, 4 * place.eps))
+    got = ops.attention_apart(q, k, k, cu_q, cu_k, 200, 1, 1, 0.1, *window)
+    assert_close(got, behind_the_keys(q, k, k, 0.1, *window), atol=limit)
+    lengths = [200, keys, 33, 200]
+    rows, table = random(sum(lengths), 3 * size, place, seed=2), random(1, 15, place, seed=3)
+    cu = reference.offsets(lengths, place.device)
+    end = cu[:-1] + torch.tensor([keys, keys, 5, 64], dtype=torch.int32, device=place.device)
+    for bias in (None, table):
+        got = ops.attention_apart(*rows.split(size, 1), cu, cu[:-1].contiguous(), 200, 1, 1, 0.1, *window, end, bias)
+        for mine, part, n in zip(got.split(lengths), rows.split(lengths), (keys, keys, 5, 64), strict=True):
+            a, b, c = part.split(size, 1)
+            assert_close(mine, behind_the_keys(a, b[:n], c[:n], 0.1, *window, None if bias is None else bias[0]), atol=limit)
 
 
 def test_rows_that_a_gpu_cannot_read(place: Place) -> None:

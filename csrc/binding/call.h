@@ -21,6 +21,8 @@ struct Call {
   std::optional<at::Tensor> rows = {};            // int64 or int32 [n], packed tokens: of Want::rows
   // Of packed input: tokens of the first sequence, behind which all others go on; max_seqlen counts them with each.
   int64_t shared_prefix = 0;
+  // int32 [batch], of packed input: so many tokens of each sequence are keys, the first; all attend to these alone.
+  std::optional<at::Tensor> keys = {};
   // Of a later stage: what the stage before has left of these tokens, [tokens, hidden] on this stage's device. Asked
   // once, when all else has been checked.
   std::function<at::Tensor(int64_t tokens)> hidden = {};

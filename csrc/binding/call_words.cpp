@@ -55,7 +55,7 @@ std::string lines_of(const Call& call, const std::vector<Want>& wants, bool cont
   return line_of("input_ids", call.input_ids, contents) + line_of("attention_mask", call.attention_mask, contents) +
          line_of("token_type_ids", call.token_type_ids, contents) + line_of("cu_seqlens", call.cu_seqlens, contents) +
          line_of("max_seqlen", call.max_seqlen) + line_of("rows", call.rows, contents) +
-         line_of("shared_prefix", call.shared_prefix) + "want: " + want + "\n";
+         line_of("shared_prefix", call.shared_prefix) + line_of("keys", call.keys, contents) + "want: " + want + "\n";
 }
 
 uint64_t digest_of(const void* data, size_t bytes) {

@@ -1,5 +1,6 @@
 #include "binding/checked_input.h"
 
+#include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -250,6 +251,31 @@ void choose_rows(CheckedInput& input, const std::optional<at::Tensor>& rows) {
                  "), got ", index[i], " at [", i, "]");
   FTBERT_CHECK(count == 0 || tokens > 0, "rows: there are no tokens, and so no rows of theirs");
   input.batch.rows = {.kind = RowKind::any, .index = index, .count = count};
+}
+
+void limit_keys(CheckedInput& input, const ModelConfig& config, const at::Tensor& keys) {
+  FTBERT_CHECK(!input.padded(), "keys: expected packed ids, with cu_seqlens; of padded ones attention_mask says it");
+  // ESM weighs words by how many are masked; DeBERTa's class makes the embeddings of such tokens zeros, which are no
+  // keys' queries either, and mixes neighbours.
+  const bool by_position = std::any_of(config.layers.begin(), config.layers.end(), [](const LayerConfig& layer) {
+    return layer.attention.position_scores.has_value();
+  });
+  FTBERT_CHECK(!config.token_dropout && !by_position && !config.convolution,
+               "keys: a token that is not attended to has no state of its own in this model (DeBERTa, ESM); expected "
+               "all tokens to be keys");
+  plain("keys", keys);
+  Sequences& s = input.batch.sequences;
+  FTBERT_CHECK(keys.dim() == 1 && keys.size(0) == s.count && keys.scalar_type() == at::kInt &&
+                   keys.device() == input.cu_seqlens.device(),
+               "keys: expected int32 [", s.count, "] on ", input.cu_seqlens.device().str(), ", got ", describe(keys));
+  const at::Tensor counts = keys.contiguous();
+  for (int64_t b = 0; b < s.count && counts.is_cpu(); ++b) {
+    const int32_t given = data<int32_t>(counts)[b], tokens = s.cu_q[b + 1] - s.cu_q[b];
+    FTBERT_CHECK(given >= 0 && given <= tokens, "keys: expected 0 to ", tokens, ", the tokens of sequence ", b,
+                 ", got ", given);
+  }
+  input.end_k = at::add(input.cu_seqlens.narrow(0, 0, s.count), counts);
+  s.end_k = data<int32_t>(input.end_k);
 }
 
 void take_hidden(CheckedInput& input, const at::Tensor& hidden, int64_t cols, DType dtype) {

@@ -46,7 +46,7 @@ class PendingInfo {
 // `batch` points into the tensors beside it, all but its positions, which are found where it runs; mask, to_padded and
 // to_packed are of padded input alone.
 struct CheckedInput {
-  at::Tensor input_ids, mask, to_padded, to_packed, cu_seqlens, rows, hidden;
+  at::Tensor input_ids, mask, to_padded, to_packed, cu_seqlens, end_k, rows, hidden;
   std::optional<at::Tensor> token_type_ids;
   Batch batch;
   std::unique_ptr<PendingInfo> counting;  // what the GPU is still counting
@@ -71,6 +71,10 @@ CheckedInput unpad(Context<Device>& context, at::Device device, const ModelConfi
 // The indices of packed tokens int32/int64 [n] become the rows of its batch that are read; on the CPU they are looked
 // at.
 void choose_rows(CheckedInput& input, const std::optional<at::Tensor>& rows);
+
+// keys int32 [batch] of packed input: so many tokens of each sequence are keys, the first. On the CPU they are looked
+// at.
+void limit_keys(CheckedInput& input, const ModelConfig& config, const at::Tensor& keys);
 
 // Of a later stage: what the stage before has left, [tokens, hidden] of the stream's type. Error for another shape.
 void take_hidden(CheckedInput& input, const at::Tensor& hidden, int64_t cols, DType dtype);

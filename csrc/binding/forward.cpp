@@ -129,6 +129,10 @@ class ForwardOf : public Forward {
       share_prefix(r.input, call.shared_prefix, call.max_seqlen);
       prefix.emplace(c, attention_path(), kDType<T>, r.input.batch);
     }
+    if (call.keys) {
+      FTBERT_CHECK(call.shared_prefix == 0, "keys: tokens behind a shared prefix are all keys");
+      limit_keys(r.input, c, *call.keys);
+    }
     if (asks_for(wants, Want::rows)) choose_rows(r.input, call.rows);
     // Here nothing can be wrong with the call any more: a stage in another process sees that, too, and has sent.
     if (call.hidden) take_hidden(r.input, call.hidden(r.input.batch.tokens()), c.hidden, kDType<T>);

@@ -85,7 +85,7 @@ Call call_at(const Call& call, at::Device first, at::Device device) {
   };
   Call there = call;
   move(there.input_ids);
-  for (std::optional<at::Tensor>* given : {&there.token_type_ids, &there.cu_seqlens, &there.rows})
+  for (std::optional<at::Tensor>* given : {&there.token_type_ids, &there.cu_seqlens, &there.rows, &there.keys})
     if (*given) move(**given);
   if (call.attention_mask) there.attention_mask = call.attention_mask->cpu();
   return there;
@@ -105,6 +105,7 @@ Call micro_batch_of(const Call& call, const Run& run) {
   made.token_type_ids = some(call.token_type_ids);
   if (call.cu_seqlens)
     made.cu_seqlens = call.cu_seqlens->narrow(0, run.first_sequence, run.sequences + 1).sub(run.first_token);
+  if (call.keys) made.keys = call.keys->narrow(0, run.first_sequence, run.sequences);
   return made;
 }
 

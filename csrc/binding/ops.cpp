@@ -38,8 +38,8 @@ Want parse_want(std::string_view word) {
 
 std::vector<Tensor> forward_batch(const EncoderPtr& encoder, const Tensor& ids, const OptionalTensor& mask,
                                   const OptionalTensor& types, const OptionalTensor& cu, int64_t max_seqlen,
-                                  const c10::List<std::string>& want, const OptionalTensor& rows,
-                                  int64_t shared_prefix) {
+                                  const c10::List<std::string>& want, const OptionalTensor& rows, int64_t shared_prefix,
+                                  const OptionalTensor& keys) {
   FTBERT_CHECK(!cu || !mask, "attention_mask: packed ids (with cu_seqlens) have none");
   std::vector<Want> wants;
   for (size_t i = 0; i < want.size(); ++i) wants.push_back(parse_want(want.get(i)));
@@ -49,7 +49,8 @@ std::vector<Tensor> forward_batch(const EncoderPtr& encoder, const Tensor& ids, 
                                     .cu_seqlens = cu,
                                     .max_seqlen = max_seqlen,
                                     .rows = rows,
-                                    .shared_prefix = shared_prefix},
+                                    .shared_prefix = shared_prefix,
+                                    .keys = keys},
                                    wants);
 }
 
@@ -57,12 +58,12 @@ std::vector<Tensor> forward_batch(const EncoderPtr& encoder, const Tensor& ids, 
 std::vector<Tensor> dispatch_forward_batch(const EncoderPtr& encoder, const Tensor& ids, const OptionalTensor& mask,
                                            const OptionalTensor& types, const OptionalTensor& cu, int64_t max_seqlen,
                                            const c10::List<std::string>& want, const OptionalTensor& rows,
-                                           int64_t shared_prefix) {
+                                           int64_t shared_prefix, const OptionalTensor& keys) {
   using Op = std::vector<Tensor>(const EncoderPtr&, const Tensor&, const OptionalTensor&, const OptionalTensor&,
                                  const OptionalTensor&, c10::SymInt, const c10::List<std::string>&,
-                                 const OptionalTensor&, int64_t);
+                                 const OptionalTensor&, int64_t, const OptionalTensor&);
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("ftbert::forward_batch", "").typed<Op>();
-  return op.call(encoder, ids, mask, types, cu, max_seqlen, want, rows, shared_prefix);
+  return op.call(encoder, ids, mask, types, cu, max_seqlen, want, rows, shared_prefix, keys);
 }
 
 // THE list of weight names, for whoever converts or loads: name, shape, whether it is the operand of a product, and the
@@ -208,7 +209,7 @@ TORCH_LIBRARY(ftbert, m) {
       .def("forward_batch", &dispatch_forward_batch, "",
            {torch::arg("input_ids"), torch::arg("attention_mask"), torch::arg("token_type_ids"),
             torch::arg("cu_seqlens"), torch::arg("max_seqlen"), torch::arg("want"), torch::arg("rows") = at::IValue(),
-            torch::arg("shared_prefix") = 0})
+            torch::arg("shared_prefix") = 0, torch::arg("keys") = at::IValue()})
       // One encoder over the ranks of this process, each with its shard.
       .def_static("tensor_parallel",
                   [](const c10::List<EncoderPtr>& shards) { return c10::make_intrusive<EncoderClass>(shards.vec()); })
@@ -291,7 +292,7 @@ TORCH_LIBRARY(ftbert, m) {
   define_op(m,
             "forward_batch(__torch__.torch.classes.ftbert.Encoder encoder, Tensor input_ids, Tensor? attention_mask, "
             "Tensor? token_type_ids, Tensor? cu_seqlens, SymInt max_seqlen, str[] want, Tensor? rows=None, "
-            "int shared_prefix=0) -> Tensor[]",
+            "int shared_prefix=0, Tensor? keys=None) -> Tensor[]",
             &forward_batch, {at::Tag::cudagraph_unsafe});
 
   m.def("read_config(str config) -> (str, (str, int[], bool, str)[])", &read_config);

@@ -65,7 +65,8 @@ std::optional<ReplaySize> ReplaySize::holding(const Context<Cuda>& context, cons
                     .longest = attention == AttentionPath::fused ? power_of_two(longest) : round_up(longest, 32),
                     .rows = batch.rows.kind,
                     .named_rows = named,
-                    .tf32 = context.tf32};
+                    .tf32 = context.tf32,
+                    .ends_of_keys = s.end_k != nullptr};
 }
 
 template <class Device, class T>
@@ -76,6 +77,7 @@ struct Replay<Device, T>::Recording {
   int64_t* ids = nullptr;
   int64_t* types = nullptr;
   int32_t* cu_seqlens = nullptr;
+  int32_t* end_k = nullptr;  // [sequences]; of those past the call's, which have no queries, nobody reads it
   int64_t* rows = nullptr;
   T* input = nullptr;  // [tokens, hidden] of a later stage
   Positions positions;
@@ -106,6 +108,7 @@ struct Replay<Device, T>::Recording {
       types = all.take<int64_t>(size.tokens);
       positions = Positions::take(all, c, size.tokens, /*padded=*/true);
       cu_seqlens = all.take<int32_t>(size.sequences + 1);
+      if (size.ends_of_keys) end_k = all.take<int32_t>(size.sequences);
       rows = all.take<int64_t>(size.named_rows);
       batch = {.sequences = Sequences::of_tokens(cu_seqlens, size.sequences, size.longest, size.tokens),
                .ids = ids,
@@ -114,6 +117,7 @@ struct Replay<Device, T>::Recording {
                .columns = positions.columns,
                .rows = {.kind = size.rows, .index = rows, .count = size.named_rows},
                .hidden = input};
+      batch.sequences.end_k = end_k;
     }
     gemm_workspace = all.take<char>(static_cast<int64_t>(context.gemm_workspace_bytes));
     made = all.take<T>(rows_with_slack<Device>(batch.output_rows()) * (head ? head->weight.n : c.hidden));
@@ -263,6 +267,7 @@ void Replay<Device, T>::fill(Context<Device>& context, const Batch& batch, const
                         recording.size.tokens, recording.size.sequences, recording.ids, recording.types,
                         c.counts_tokens() ? positions.columns : positions.ids, recording.cu_seqlens);
   if (c.counts_tokens()) find_positions(context, c, batch, recording.size.tokens, {positions.ids, nullptr});
+  if (recording.end_k) copy_on_device(context, s.end_k, recording.end_k, s.count * sizeof(int32_t));
   // Behind them are those of calls before: rows that nobody reads.
   if (batch.rows.count > 0)
     copy_on_device(context, batch.rows.index, recording.rows, batch.rows.count * sizeof(int64_t));

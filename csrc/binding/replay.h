@@ -28,6 +28,7 @@ struct ReplaySize {
   RowKind rows;
   int64_t named_rows;  // of RowKind::any
   bool tf32;
+  bool ends_of_keys = false;  // the batch says where each sequence's keys end
   bool operator==(const ReplaySize&) const = default;
 
   // nullopt: there is nothing to compute, or enough to hide the launches; or the call is a decoder's and no step, which

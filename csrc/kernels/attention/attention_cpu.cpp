@@ -130,7 +130,7 @@ struct ItemPolicy {
   float exp(float* scores, int64_t place, int64_t keys) const {
     if (table) add_relative_bias(table, farthest, columns, place, keys, scores);
     if (!bounded) return exp_row(scores, keys);
-    const int64_t begin = window.begin(static_cast<int>(place));
+    const int64_t begin = std::min<int64_t>(window.begin(static_cast<int>(place)), keys);
     const int64_t end = std::max<int64_t>(begin, window.end(static_cast<int>(place), static_cast<int>(keys)));
     std::memset(scores, 0, begin * sizeof(float));
     std::memset(scores + end, 0, (keys - end) * sizeof(float));
@@ -255,7 +255,7 @@ void attend_all(const Heads& heads, const QueriesKeysValues& from, const Sequenc
                     end = std::min({queries, sequences.max_q, begin + kQueriesPerItem});
       if (begin >= end) continue;
       // Query i stands at key i + ahead. Of the keys those count that one of the item's queries sees.
-      const int64_t ahead = keys - queries, first_key = window.begin(static_cast<int>(begin + ahead));
+      const int64_t ahead = keys_ahead(queries, keys), first_key = window.begin(static_cast<int>(begin + ahead));
       const int64_t length = window.end(static_cast<int>(end - 1 + ahead), static_cast<int>(keys)) - first_key;
       const int64_t row_q = cu_q[b] - sequences.first_q;
       float* o = out + row_q * width + h * head_size;

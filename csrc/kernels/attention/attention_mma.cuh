@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(32 * kWarps)
         }
       }
       if (kBias && (Seen::kWhole || bias.table != nullptr)) {
-        const HeadBias<E> head_bias(bias, block.head, seen.first_key, seen.keys);
+        const HeadBias<E> head_bias(bias, block.head, seen.first_key, seen.tokens());
         const float unscaled = kLog2E / scale_log2;  // the softmax multiplies by the scale
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i)

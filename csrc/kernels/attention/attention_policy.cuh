@@ -34,6 +34,7 @@ struct WholeSequence {
     k = q + width;
     v = k + width;
   }
+  __device__ int tokens() const { return keys; }  // from the first key on
   // The keys that one of the queries from `first` to `last` sees.
   __device__ KeyRange of(int, int) const { return {0, keys}; }
   __device__ int place(int query) const { return query; }
@@ -59,24 +60,26 @@ struct KeysInWindow {
   Window window;
   int start, length, ahead, before;  // keys of the sequence: the first's token, count, before query 0, before place 0
   int keys;                          // that the block's queries see
+  int queries;                       // of the sequence
 
-  // queries: of a block.
-  __device__ KeysInWindow(const AttentionBlock& block, int queries, const int32_t* begin_k, const int32_t* end_k,
+  // of_block: its queries.
+  __device__ KeysInWindow(const AttentionBlock& block, int of_block, const int32_t* begin_k, const int32_t* end_k,
                           const Window& window)
-      : window(window), start(begin_k[block.sequence]) {
-    const int end_query = min(block.first_query + queries, block.length);
+      : window(window), start(begin_k[block.sequence]), queries(block.length) {
+    const int end_query = min(block.first_query + of_block, block.length);
     length = end_k[block.sequence] - start;
-    ahead = length - block.length;
+    ahead = static_cast<int>(keys_ahead(block.length, length));
     before = begin(block.first_query);
     keys = window.end(end_query - 1 + ahead, length) - before;
   }
-  // The first key that a query sees. Of positions below 0, where keys are fewer than queries, nvcc 13.0 makes a large
-  // one: of `position > left ? position - left : 0` the maximum of the difference, which overflows, and 0.
-  __device__ int begin(int query) const { return window.begin(max(query + ahead, 0)); }
+  // Columns are of keys and of queries, which may be more.
+  __device__ int tokens() const { return max(keys, queries + ahead - before); }
+  // The first key that a query sees.
+  __device__ int begin(int query) const { return window.begin(query + ahead); }
   __device__ KeyRange of(int first, int last) const {
     return {begin(first) - before, min(window.end(last + ahead, length) - before, keys)};
   }
-  __device__ int place(int query) const { return max(query + ahead - before, 0); }
+  __device__ int place(int query) const { return query + ahead - before; }
   // score: of 16 queries from `query` on with the keys from `first` on.
   template <int kKeys8>
   __device__ void mask(float (&score)[kKeys8][4], int query, int first, int lane) const {

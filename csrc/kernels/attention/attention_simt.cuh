@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kSimtThreads)
                                                       : seen.q + query * seen.q_stride)[i * kThreadsPerQuery + part]
                 : float4{};
   float running_max = Seen::kWhole ? -INFINITY : kNoKey, total = 0;
-  const HeadBias<float> head_bias(bias, head, seen.first_key, seen.keys);
+  const HeadBias<float> head_bias(bias, head, seen.first_key, seen.tokens());
   const int query_column = bias.table != nullptr ? head_bias.column(seen.place(query)) : 0;
   const KeyRange of_query = seen.of(query, query);
 

@@ -1,4 +1,5 @@
 // softmax(scale * score, capped, + relative bias) over the keys that each row's query sees; 0 at the others.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -18,28 +19,29 @@ void softmax(const Heads& heads, const float* scores, const Sequences& sequences
 #pragma omp parallel for schedule(static) collapse(2)
   for (int64_t b = 0; b < sequences.count; ++b) {
     for (int64_t h = 0; h < heads.count; ++h) {
-      const int64_t length = sequences.cu_q[b + 1] - sequences.cu_q[b];
+      const int64_t queries = sequences.cu_q[b + 1] - sequences.cu_q[b];
+      const int64_t keys = sequences.end_of_keys()[b] - sequences.cu_k[b];
       const int32_t* column = relative.columns ? relative.columns + sequences.cu_q[b] : nullptr;
       for (int64_t s = 0; s < seq; ++s) {
         const int64_t offset = ((b * heads.count + h) * seq + s) * seq;
         const float* in = scores + offset;
         float* out = probabilities + offset;
-        if (s >= length) {
+        if (s >= queries) {
           std::memset(out, 0, seq * sizeof(float));
           continue;
         }
 #pragma omp simd
-        for (int64_t j = 0; j < length; ++j) out[j] = in[j] * scale;
+        for (int64_t j = 0; j < keys; ++j) out[j] = in[j] * scale;
         if (soft_cap > 0)
-          for (int64_t j = 0; j < length; ++j) out[j] = soft_cap * std::tanh(out[j] / soft_cap);
+          for (int64_t j = 0; j < keys; ++j) out[j] = soft_cap * std::tanh(out[j] / soft_cap);
         if (relative.table) {
           const float* bias = relative.table + h * (2 * relative.span - 1) + relative.span - 1;
-          add_relative_bias(bias, relative.span - 1, column, s, length, out);
+          add_relative_bias(bias, relative.span - 1, column, s, keys, out);
         }
-        const int64_t begin = window.begin(static_cast<int>(s));
-        const int64_t end = window.end(static_cast<int>(s), static_cast<int>(length));
+        const int64_t begin = std::min<int64_t>(window.begin(static_cast<int>(s)), keys);
+        const int64_t end = std::max<int64_t>(begin, window.end(static_cast<int>(s), static_cast<int>(keys)));
         std::memset(out, 0, begin * sizeof(float));
-        const float inverse = 1.0f / exp_row(out + begin, end - begin);
+        const float inverse = begin < end ? 1.0f / exp_row(out + begin, end - begin) : 0.0f;
 #pragma omp simd
         for (int64_t j = begin; j < end; ++j) out[j] *= inverse;
         std::memset(out + end, 0, (seq - end) * sizeof(float));

@@ -118,16 +118,17 @@ __device__ void softmax_long(const Logits<E>& logits, int seq, int lane, E* out)
 
 template <class Shape, class E>
 __global__ void __launch_bounds__(Shape::kMaxThreads)
-    softmax_kernel(const float* scores, const int32_t* cu_seqlens, float scale, float soft_cap, Window window,
-                   const E* relative_bias, const int32_t* columns, int64_t span, int64_t rows, int heads, int seq,
-                   E* probabilities) {
+    softmax_kernel(const float* scores, const int32_t* cu_seqlens, const int32_t* end_k, float scale, float soft_cap,
+                   Window window, const E* relative_bias, const int32_t* columns, int64_t span, int64_t rows, int heads,
+                   int seq, E* probabilities) {
   for (RowWalk<Shape> walk; walk.row < rows; walk.row += walk.step) {
     const int64_t matrix = walk.row / seq;  // sequence * heads + head
     const int query = static_cast<int>(walk.row % seq);
     const int64_t begin = cu_seqlens[matrix / heads];
     const int length = min(static_cast<int>(cu_seqlens[matrix / heads + 1] - begin), seq);
     E* out = probabilities + walk.row * seq;
-    if (query >= length) {
+    const int keys = min(static_cast<int>(end_k[matrix / heads] - begin), seq);
+    if (query >= length || window.begin(query) >= window.end(query, keys)) {
       for (int key = walk.lane * Shape::kWidth; key < seq; key += Shape::kThreads * Shape::kWidth)
         Packed<E, Shape::kWidth>::zero().store(out + key);
       continue;
@@ -138,7 +139,7 @@ __global__ void __launch_bounds__(Shape::kMaxThreads)
                      scale,
                      soft_cap,
                      window.begin(query),
-                     window.end(query, length),
+                     window.end(query, keys),
                      query,
                      0};
     if (relative_bias != nullptr) {
@@ -168,8 +169,9 @@ void softmax(Context<Device>& context, const Heads& heads, const float* scores, 
     using Shape = decltype(shape);
     const RowLaunch on = row_launch<Shape>(rows, context.sm_count);
     launch_kernel(context, "kernel softmax", softmax_kernel<Shape, native_t<T>>, on.blocks, on.threads, scores,
-                  sequences.cu_q, heads.scale, soft_cap, read.template get<ScoreMember::window>(), native(bias.table),
-                  bias.columns, bias.span, rows, heads.count, seq, native(probabilities));
+                  sequences.cu_q, sequences.end_of_keys(), heads.scale, soft_cap,
+                  read.template get<ScoreMember::window>(), native(bias.table), bias.columns, bias.span, rows,
+                  heads.count, seq, native(probabilities));
   };
   const bool wide = vectorizable(kSoftmaxWidth, seq, scores) && vectorizable(kSoftmaxWidth, seq, probabilities);
   with_row_shape<kSoftmaxWidth>(wide, seq, launch);
