@@ -327,10 +327,17 @@ def test_the_server_gives_vectors_of_tokens(tmp_path: Path) -> None:
         assert server.call("POST", "/embed", {"inputs": "a"}).status == 424
 
 
-def test_expansion_that_nobody_attends_to(tmp_path: Path) -> None:
-    ours, theirs = both(colbert_folder(tmp_path, {"strategy": "fixed", "attend": False, "length": 9}), MultiVectorEncoder)
-    with pytest.raises(ValueError, match="tokens that no other token attends to, which ftbert does not compute"):
-        ours.encode_multi_vector("a", task="query")
+@pytest.mark.parametrize("strategy", ["fixed", "min"])
+@pytest.mark.parametrize("length", [3, 9, 40])
+def test_expansion_that_nobody_attends_to(tmp_path: Path, length: int, strategy: str) -> None:
+    """Mask tokens behind a query attend to it and are not attended to; each text is as in a batch of its own."""
+    folder = colbert_folder(tmp_path, {"strategy": strategy, "attend": False, "length": length}, skiplist_words=["."])
+    ours, theirs = both(folder, MultiVectorEncoder)
+    got = ours.encode_multi_vector(TEXTS, task="query", max_tokens=60)
+    for mine, other, text in zip(got, theirs.encode_query(TEXTS), TEXTS, strict=True):
+        assert_same(mine, np.asarray(other))
+        assert_same(mine, ours.encode_multi_vector(text, task="query"))
+        assert len(mine) >= length
     for mine, other in zip(ours.encode_multi_vector(TEXTS, task="document"), theirs.encode_document(TEXTS), strict=True):
         assert_same(mine, np.asarray(other))
 

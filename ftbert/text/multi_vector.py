@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,7 @@ from ftbert.text import long_texts
 from ftbert.text.batching import Batch
 from ftbert.text.computing import Work
 from ftbert.text.encoding import text_options, tokenizer_of
-from ftbert.text.pooling import dense_of, token_states
+from ftbert.text.pooling import Upload, dense_of, token_states
 from ftbert.text.token_arrays import tokens_kept
 from ftbert.text.tokenizer import Tokenizer
 from ftbert.text.tokens import Text, Tokens, tokens_of
@@ -31,11 +32,6 @@ def multi_vector_embedding(model: PackedModel, *, task: str | None = None, **giv
     settings = tokenizer.settings.multi
     assert settings is not None
     expansion = settings.expansion if task == "query" else None
-    if expansion is not None and not expansion.attend:
-        raise ValueError(
-            "queries of this model are made longer by tokens that no other token attends to, which ftbert does not "
-            "compute; encode_document computes its documents"
-        )
 
     def tokenise(texts: Sequence[Text]) -> Tokens:
         found = long_texts.tokenise(tokenizer, texts, how)
@@ -44,15 +40,20 @@ def multi_vector_embedding(model: PackedModel, *, task: str | None = None, **giv
         return found.check(config.vocab, config.token_types)
 
     return Work(
-        compute=lambda model, batch, upload: token_vectors(
-            model, model.forward_packed(upload(batch.ids), upload(batch.cu_seqlens), batch.longest), settings
-        ),
+        compute=lambda model, batch, upload: batch_vectors(model, batch, upload, settings),
         tokenise=tokenise,
         parts=partial(_kept, settings=settings, skipped=skipped_ids(tokenizer, settings, task)),
         width=width_behind(settings.dense, tokenizer.settings.state_width(config.hidden)),
         max_tokens=how.max_tokens,
         batch_size=how.batch_size,
     )
+
+
+def batch_vectors(model: PackedModel, batch: Batch, upload: Upload, settings: MultiSettings) -> torch.Tensor:
+    """`token_vectors` of a batch's ids."""
+    keys = None if batch.marks is None else upload(np.array(batch.marks, dtype=np.int32))
+    hidden = model.forward_packed(upload(batch.ids), upload(batch.cu_seqlens), batch.longest, keys=keys)
+    return token_vectors(model, hidden, settings)
 
 
 def token_vectors(model: PackedModel, hidden: torch.Tensor, settings: MultiSettings) -> torch.Tensor:
@@ -90,4 +91,5 @@ def _expanded(tokenizer: Tokenizer, texts: Sequence[Text], prompt: str, length: 
         raise ValueError("the tokenizer has no token for queries to be made longer by")
     most = tokenizer.check_length(expansion.length, "query_expansion: length")
     rows = tokenizer.tokens(texts, prompt, most if expansion.exact else max(most, length)).rows()
-    return tokens_of([[*row.tolist(), *[token] * (most - len(row))] for row in rows])
+    made = tokens_of([[*row.tolist(), *[token] * (most - len(row))] for row in rows])
+    return made if expansion.attend else replace(made, marks=[len(row) for row in rows])  # tokens attended to
