@@ -42,8 +42,9 @@ def recognise(document: Config, source: TensorSource, folder: Path | None) -> Ch
     encoder = _with_frequencies(encoder, family, prefix, source)
     architecture = _architecture(document)
     own = own_class(document)
-    if own is not None and own.projection is not None:
-        rows = [HeadRow(PROJECTION, "", "tokens", own.projection.name, biases=(("out", "", False),))]
+    layer = None if own is None else own.projection
+    if layer is not None and (layer.width or f"{layer.name}.weight" in found):
+        rows = [HeadRow(PROJECTION, "", "tokens", layer.name, biases=(("out", "", False),))]
     else:
         rows = find_rows(family.name, architecture, document, found)
     if "pooler" in family.names:

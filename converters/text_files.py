@@ -18,7 +18,7 @@ from ftbert.checkpoint import (
     read_modules,
     transformer_folder,
 )
-from ftbert.text import MULTI_LINEAR, SPARSE_LINEAR, TOKENIZER_FILES, TextSettings, load_tokenizer
+from ftbert.text import COLBERT_METADATA, MULTI_LINEAR, SPARSE_LINEAR, TOKENIZER_FILES, TextSettings, load_tokenizer
 
 MODULE_WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # best first
 TABLE = "SparseStaticEmbedding"
@@ -41,7 +41,7 @@ def text_files(folder: Path) -> dict[str, Path]:
     paths = [path for pattern in (*TOKENIZER_FILES, "sentence_*_config.json") for path in sorted(home.glob(pattern))]
     found = {str(path.relative_to(home)): path for path in (*paths, *(home / name for name in named_files(home)))}
     found |= {name: folder / name for name in (MODULES, "config_sentence_transformers.json")}
-    found |= {name: home / name for name in (*LINEARS, GENERATION)}
+    found |= {name: home / name for name in (*LINEARS, GENERATION, COLBERT_METADATA)}
     for module in read_modules(folder):
         if module.kind in ROUTERS:
             found[str((module.folder / ROUTER_CONFIG).relative_to(folder))] = module.folder / ROUTER_CONFIG

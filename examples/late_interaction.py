@@ -1,9 +1,9 @@
 """Score texts token by token (ColBERT): each token of the query looks for the one in the text that is most like it.
 
-    python examples/late_interaction.py BAAI/bge-m3
+    python examples/late_interaction.py colbert-ir/colbertv2.0
 
 Takes the folder or hub id of a model of one vector for each token: of PyLate, of sentence-transformers'
-MultiVectorEncoder, or BGE-M3.
+MultiVectorEncoder, or of Stanford.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def main(folder: str) -> None:
     model = ftbert.load(folder)
     query = model.encode_multi_vector(QUERY, task="query")  # float32 [tokens, width], rows of length 1
     texts = model.encode_multi_vector(TEXTS, task="document")  # a list of them
-    scores = [float((query @ text.T).max(axis=1).sum()) for text in texts]  # MaxSim
+    scores = model.similarity([query], texts)[0].tolist()  # MaxSim; model.rerank(QUERY, TEXTS) does all of it
     for score, text in sorted(zip(scores, TEXTS, strict=True), reverse=True):
         print(f"{score:.3f}  {text}")
 

@@ -297,14 +297,14 @@ class Model(Replicated, TextModel, LanguageModel):
         """input_ids int [tokens], cu_seqlens int32 [batch+1], both on the model's device -> [tokens, hidden].
 
         max_seqlen: at least the longest sequence. want: "first" or "last", each sequence's first or last token alone,
-        [batch, hidden] (0 for an empty one), or "rows", the tokens `rows` int [n] alone, [n, hidden]: the last layer is
-        computed for them alone; "pooled", the first one's pooled output; "hidden_states", every layer's,
-        [layers+1, tokens, hidden]. shared_prefix: the number of tokens of the first sequence, where all others begin
-        with those and are given without them; max_seqlen is of the longest with them. For models whose tokens see none
-        that follow, by the fused attention path; else RuntimeError. keys: int32 [batch], how many tokens of each
-        sequence are attended to, the first; those behind attend and are not attended to. No host synchronisation; on CUDA the contents of
-        the arguments are therefore not looked at, and an id outside the vocabulary, or a row that is none, gives a row
-        of NaN.
+        [batch, hidden] (0 for an empty one), or "rows", the tokens `rows` int [n] alone, [n, hidden]: the last
+        layer is computed for them alone; "pooled", the first one's pooled output; "hidden_states", every
+        layer's, [layers+1, tokens, hidden]. shared_prefix: the number of tokens of the first sequence, where
+        all others begin with those and are given without them; max_seqlen is of the longest with them. For
+        models whose tokens see none that follow, by the fused attention path; else RuntimeError. keys: int32
+        [batch], how many tokens of each sequence are attended to, the first; those behind attend and are not
+        attended to. No host synchronisation; on CUDA the contents of the arguments are therefore not looked at,
+        and an id outside the vocabulary, or a row that is none, gives a row of NaN.
         """
         note_fork()
         return self.module.forward_packed(

@@ -19,7 +19,8 @@ PROJECTION = "projection"  # the task of the head that a checkpoint keeps a `Pro
 @dataclass(frozen=True)
 class Projection:
     """A linear layer without bias over each token's last state, which is the class's last hidden state. name: of the
-    layer among the tensors; width: the config's key for its outputs."""
+    layer among the tensors; width: the config's key for its outputs. "": the folder's files say what becomes of states,
+    and the layer may be one of theirs."""
 
     name: str
     width: str
@@ -68,7 +69,10 @@ OWN_CLASSES = (
         note="`is_causal` counts as in transformers; gte-Qwen2-1.5B-instruct's code is causal whatever it says",
     ),
     # transformers' encoder, with pooling or a layer behind it that AutoModel does not read.
-    OwnClass("HF_ColBERT", ("*",), "colbert-ir/colbertv2.0"),
+    OwnClass(
+        "HF_ColBERT", ("*",), "colbert-ir/colbertv2.0", projection=Projection("linear", ""),
+        note="artifact.metadata says how texts are read",
+    ),
     OwnClass("Contriever", ("bert",), "facebook/contriever"),
     OwnClass("BertForCL", ("bert",), "princeton-nlp/SimCSE"),
     OwnClass("RobertaForCL", ("roberta", "xlm-roberta"), "princeton-nlp/SimCSE"),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from families import make_model
+from safetensors.torch import save_file
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SparseEncoder
 from sentence_transformers.base.modules import Dense, Normalize, Router, Transformer
 from sentence_transformers.cross_encoder.modules import LogitScore
@@ -74,6 +76,18 @@ def colbert_folder(folder: Path, expansion: dict[str, Any] | None = None, **mask
     made = MultiVectorEncoder(modules=modules, device="cpu", prompts={"query": QUERY, "document": "the "})
     made.save_pretrained(str(folder / "colbert"))
     return folder / "colbert"
+
+
+def stanford_folder(folder: Path, width: int = 24, **metadata: Any) -> Path:
+    """A random BERT as colbert-ir publishes one: `linear` among its weights, artifact.metadata, no modules.json."""
+    write(folder, "bert", model_max_length=64)
+    made = make_model("bert", "encoder", 2, vocab_size=400, max_position_embeddings=68, pad_token_id=1)
+    weights = {f"bert.{name}": tensor.clone() for name, tensor in made.state_dict().items()}
+    weights["linear.weight"] = torch.randn(width, made.config.hidden_size, generator=torch.Generator().manual_seed(4)) / 8
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(made.config.to_dict() | {"architectures": ["HF_ColBERT"]}))
+    (folder / "artifact.metadata").write_text(json.dumps({"dim": width, "query_maxlen": 9, "doc_maxlen": 12, **metadata}))
+    return folder
 
 
 def scored(folder: Path, template: str | None = PAIR_TEMPLATE, false: int | None = 9, **settings: Any) -> Path:

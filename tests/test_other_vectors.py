@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from compare import assert_same
-from other_folders import QUERY, bge_m3, colbert_folder, routed_splade, splade_folder
+from other_folders import QUERY, bge_m3, colbert_folder, routed_splade, splade_folder, stanford_folder
 from safetensors.torch import save_file
 from sentence_transformers import MultiVectorEncoder, SparseEncoder
 from tokenizers_offline import TEXTS, folder_of, sentence_folder
@@ -377,3 +377,80 @@ def test_pylates_older_folders(tmp_path: Path, marker: str) -> None:
     assert (text.query_length, text.document_length, text.prompts) == (32, 180, {"query": "[Q] ", "document": "[D] "})
     assert text.multi is not None and text.multi.skipped == tuple(string.punctuation)
     assert text.multi.expansion is not None and (text.multi.expansion.length, text.multi.expansion.attend) == (32, False)
+
+
+@pytest.mark.parametrize("attend", [False, True])
+def test_rerank_and_similarity_by_vectors_of_tokens(tmp_path: Path, attend: bool) -> None:
+    folder = colbert_folder(tmp_path, {"strategy": "fixed", "attend": attend, "length": 9}, skiplist_words=["hello", "."])
+    ours, theirs = both(folder, MultiVectorEncoder)
+    texts = [*filter(None, TEXTS), *SAMPLE_TEXTS[:5]]
+    queries, documents = ours.encode_multi_vector(texts[:3], task="query"), ours.encode_multi_vector(texts, task="document")
+    want = theirs.similarity(theirs.encode_query(texts[:3]), theirs.encode_document(texts))
+    assert ours.similarity_fn_name == "maxsim"
+    got = ours.similarity(queries, documents)
+    assert got.shape == (3, len(texts))
+    assert_same(got.numpy(), want.numpy())
+    pairs = theirs.similarity_pairwise(theirs.encode_query(texts[:3]), theirs.encode_document(texts[:3]))
+    assert_same(ours.similarity_pairwise(queries, documents[:3]).numpy(), pairs.numpy())
+    assert_same(ours.similarity(queries[0], documents).numpy(), want[:1].numpy())  # one query
+    assert_same(ours.similarity(torch.tensor(np.stack(queries)), documents).numpy(), want.numpy())
+    half = ours.similarity([torch.tensor(q).half() for q in queries], [torch.tensor(d).half() for d in documents])
+    assert half.dtype == torch.float32 and (half - want).abs().max() < 2e-2
+    for query in texts[:3]:
+        ranked = ours.rerank(query, texts, top_k=4, return_documents=True, max_tokens=40)
+        scores = want[texts.index(query)]
+        assert [one["corpus_id"] for one in ranked] == scores.sort(descending=True, stable=True).indices[:4].tolist()
+        for one in ranked:
+            assert one["text"] == texts[one["corpus_id"]]
+            assert abs(one["score"] - float(scores[one["corpus_id"]])) < 1e-4
+    assert ours.rank(texts[0], texts) == ours.rerank(texts[0], iter(texts))
+    assert ours.rerank("a", []) == []
+    ours.similarity_fn_name = "meanmaxsim"
+    assert_same(ours.similarity(queries, documents).numpy(), (want / torch.tensor([[len(q)] for q in queries])).numpy())
+    for words, call in (
+        ("no argument 'apply_softmax'", lambda: ours.rerank("a", texts, apply_softmax=True)),
+        ("expected vectors of tokens", lambda: ours.similarity([queries[0][0]], documents)),
+        ("must have one width; got 8, 24", lambda: ours.similarity([q[:, :8] for q in queries], documents)),
+        ("as many documents as queries, 3; got 8", lambda: ours.similarity_pairwise(queries, documents[:8])),
+        ("must be one of maxsim, meanmaxsim; got 'cosine'", lambda: setattr(ours, "similarity_fn_name", "cosine")),
+    ):
+        with pytest.raises((TypeError, ValueError), match=words):
+            call()
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [{}, {"attend_to_mask_tokens": True, "mask_punctuation": False}, {"query_token_id": "hello", "doc_token_id": "the", "query_maxlen": None}],
+    ids=str,
+)  # fmt: skip
+def test_stanfords_folders(tmp_path: Path, metadata: dict[str, Any]) -> None:
+    folder = stanford_folder(tmp_path / "colbert", **metadata)
+    ours, theirs = both(folder, MultiVectorEncoder)
+    texts = [*TEXTS, "hello, world. the end!"]
+    for model in (ours, ftbert.load(convert(folder, tmp_path / "copy"))):
+        for task in ("query", "document"):
+            want = getattr(theirs, f"encode_{task}")(texts)
+            for mine, other in zip(model.encode_multi_vector(texts, task=task), want, strict=True):
+                assert_same(mine, np.asarray(other))
+        scores = theirs.similarity(theirs.encode_query(["hello"]), theirs.encode_document(texts))[0]
+        assert [one["corpus_id"] for one in model.rerank("hello", texts)] == scores.argsort(descending=True, stable=True).tolist()
+    with pytest.raises(ValueError, match="one vector for each token .*call encode_multi_vector"):
+        ours.encode("a")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [
+        ({"dim": 23}, r"is \[24, 64\], and the files beside it say \[23, 64\]"),
+        ({"query_maxlen": 0}, "query_maxlen must be a positive integer; got 0"),
+        ({"query_token_id": 7}, "query_token_id must be a token; got 7"),
+        ({"mask_punctuation": "no"}, "mask_punctuation must be true or false; got 'no'"),
+        ({"similarity": "l2"}, "similarity 'l2' is not supported; expected cosine"),
+    ],
+)
+def test_stanfords_folders_that_do_not_fit(tmp_path: Path, metadata: dict[str, Any], words: str) -> None:
+    folder = stanford_folder(tmp_path / "colbert")
+    said = json.loads((folder / "artifact.metadata").read_text())
+    (folder / "artifact.metadata").write_text(json.dumps(said | metadata))
+    with pytest.raises(ValueError, match=words):
+        ftbert.load(folder).encode_multi_vector("a", task="query")

@@ -229,12 +229,6 @@ def test_a_logit_score_of_no_token(folder: Path, ids: dict[str, Any]) -> None:
         TextSettings.for_scores(folder)
 
 
-def test_stanfords_colbert_is_named(tmp_path: Path) -> None:
-    write(tmp_path, "config.json", {"architectures": ["HF_ColBERT"]})
-    with pytest.raises(ValueError, match="Stanford's format of a model of one vector for each token"):
-        TextSettings.from_folder(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("config", "words"),
     [

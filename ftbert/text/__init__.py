@@ -16,6 +16,7 @@ from ftbert.text.options import TextOptions, check_pooling
 from ftbert.text.pairs import LimitedPairs
 from ftbert.text.panics import panics_as_errors
 from ftbert.text.settings import OtherVectors, TextSettings
+from ftbert.text.stanford import COLBERT_METADATA
 from ftbert.text.static_settings import Model2vecReading
 from ftbert.text.templates import PairTemplate, TemplateEncoder
 from ftbert.text.token_arrays import SparseVector, entries_of, lexical, looked_up, tokens_kept, unweighted
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
     from ftbert.text.workers import CallersThread, Job, Launch, ReplicaThreads, Result, Workers
 
 __all__ = [
-    "IGNORED", "MULTI_LINEAR", "SPARSE_LINEAR", "STRATEGIES", "TOKENIZER_FILES", "TOKENIZER_SUFFIXES", "Batch",
+    "COLBERT_METADATA", "IGNORED", "MULTI_LINEAR", "SPARSE_LINEAR", "STRATEGIES", "TOKENIZER_FILES",
+    "TOKENIZER_SUFFIXES", "Batch",
     "CallersThread", "FastTokenizer", "Job", "Launch", "LimitedPairs", "Model2vecReading", "MultiSettings",
     "OtherVectors", "PairTemplate", "ReplicaThreads", "Result", "ScoreSettings", "SparseSettings", "SparseVector",
     "TemplateEncoder", "TextModel", "TextOptions", "TextSettings", "TokenLabels", "Tokenizer", "Tokens", "Upload",

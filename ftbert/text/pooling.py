@@ -46,6 +46,11 @@ class Dense:
         chosen = activation(settings.activation, f"{settings.folder / 'config.json'}: activation_function")
         if settings.head:
             head = model.head(settings.head)
+            if list(head.out_weight.shape) != [settings.outputs, settings.inputs]:
+                raise ValueError(
+                    f"{settings.folder}: the layer over tokens' states is {list(head.out_weight.shape)}, and the files "
+                    f"beside it say [{settings.outputs}, {settings.inputs}]"
+                )
             bias = head.out_bias.float() if settings.bias else None
             return cls(head.out_weight.float(), bias, None, chosen, settings.normalized)
         device = model.device

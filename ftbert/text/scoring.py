@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from ftbert.text.settings import TextSettings
 from ftbert.text.shared_prefix import sharing
 from ftbert.text.token_classification import IGNORED, STRATEGIES, TokenLabels
 from ftbert.text.tokenizer import Tokenizer
-from ftbert.text.tokens import Text, Tokens, check_texts, is_single, tokens_of
+from ftbert.text.tokens import Text, Tokens, check_texts, is_single, listed, tokens_of
 
 # Tasks without a head for them: one or two logits over the vocabulary count, or pooled vectors are the scores.
 LOGIT_SCORE, POOLED_SCORE = "logit_score", "pooled_score"
@@ -238,6 +238,18 @@ def token_classify(
     finally:
         progress.close()
     return found[0] if isinstance(texts, str) else found
+
+
+def to_rank(query: Any, texts: Iterable[str], top_k: Any) -> Sequence[str]:
+    """The texts, listed; TypeError, ValueError for what cannot be ranked."""
+    if not isinstance(query, str):
+        raise TypeError(f"query must be a str; got {type(query).__name__}")
+    given = listed(texts)
+    check_texts([query])
+    check_texts(given)
+    if top_k is not None:
+        positive("top_k", top_k)
+    return given
 
 
 def rank(

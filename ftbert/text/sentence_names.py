@@ -15,10 +15,11 @@ from ftbert.text.checks import one_of, positive
 from ftbert.text.elsewhere import ELSEWHERE, answer
 from ftbert.text.encoding import text_options, tokenizer_of, users_tokenizer
 from ftbert.text.late_chunks import split
+from ftbert.text.late_interaction import compares_tokens, max_sim, max_sim_pairwise
 from ftbert.text.multi_vector import multi_vector_embedding
 from ftbert.text.options import choose_prompt
 from ftbert.text.scoring import gives_scores, task_of
-from ftbert.text.settings import SIMILARITIES, check_prompts
+from ftbert.text.settings import SIMILARITIES, TOKEN_SIMILARITIES, check_prompts
 from ftbert.text.similarity import similarity, similarity_pairwise
 from ftbert.text.tokens import check_texts, has_pairs, is_single, listed
 
@@ -105,7 +106,7 @@ class SentenceNames(PackedModel):
     @property
     def similarity_fn_name(self) -> str:
         """"cosine", "dot", "euclidean" or "manhattan": the folder's (else dot for sparse vectors, cosine for others)
-        or what is set; None: the folder's."""
+        or what is set; None: the folder's. Of vectors of tokens "maxsim" or "meanmaxsim"."""
         if (chosen := self.text_choices.get("similarity")) is not None:
             return str(chosen)
         return "cosine" if self.folder is None else tokenizer_of(self).settings.similarity
@@ -115,18 +116,27 @@ class SentenceNames(PackedModel):
         kept = {name: one for name, one in self.text_choices.items() if name != "similarity"}
         value = getattr(value, "value", value)  # a SimilarityFunction of sentence-transformers
         if value is not None:
-            kept["similarity"] = one_of(SIMILARITIES, "similarity_fn_name", value)
+            known = TOKEN_SIMILARITIES if compares_tokens(self) else SIMILARITIES
+            kept["similarity"] = one_of(known, "similarity_fn_name", value)
         self.text_choices = kept
 
     @keywords(EMBEDDINGS)
-    def similarity(self, one: np.ndarray | Tensor, other: np.ndarray | Tensor) -> Tensor:
-        """[n, width] and [m, width] -> [n, m] by `similarity_fn_name` (distances are negative)."""
-        return similarity(one, other, self.similarity_fn_name)
+    def similarity(self, one: Any, other: Any) -> Tensor:
+        """[n, width] and [m, width] -> [n, m] by `similarity_fn_name` (distances are negative).
+
+        Of a folder for one vector a token (ColBERT) lists of [tokens, width], queries and documents: the sum over a
+        query's tokens of the largest product with one of the document's, float32 [n, m]. Vectors of float16, bfloat16
+        or int8 on both sides are multiplied as they are.
+        """
+        name = self.similarity_fn_name
+        return (max_sim if name in TOKEN_SIMILARITIES else similarity)(one, other, name)
 
     @keywords(EMBEDDINGS)
-    def similarity_pairwise(self, one: np.ndarray | Tensor, other: np.ndarray | Tensor) -> Tensor:
-        """[n, width] twice -> [n]: row by row."""
-        return similarity_pairwise(one, other, self.similarity_fn_name)
+    def similarity_pairwise(self, one: Any, other: Any) -> Tensor:
+        """[n, width] twice -> [n]: row by row; of lists of [tokens, width] each query with the document in its
+        place."""
+        name = self.similarity_fn_name
+        return (max_sim_pairwise if name in TOKEN_SIMILARITIES else similarity_pairwise)(one, other, name)
 
     @property
     def tokenizer(self) -> Any:

@@ -16,11 +16,13 @@ from ftbert.input_file import origin, read_json_object, shown
 from ftbert.own_classes import in_transformers_words
 from ftbert.sentence_modules import MODULES, ROUTERS, Module, read_modules, transformer_folder
 from ftbert.text.checks import length_in
+from ftbert.text.stanford import ARCHITECTURE, read_stanford
 from ftbert.text.static_settings import StaticSettings, is_static, read_static
 from ftbert.text.towers import gives_text_features, read_tower
 from ftbert.text.transformer_settings import read_transformer, sentence_config
 from ftbert.text.vector_modules import (
     NOTHING,
+    OF_TOKENS,
     QUANTIZER,
     DenseSettings,
     LayerSettings,
@@ -50,6 +52,7 @@ _POOLINGS = {
 }
 POOLINGS = tuple(_POOLINGS)
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
+TOKEN_SIMILARITIES = ("maxsim", "meanmaxsim")  # of vectors of tokens
 
 _HEAD = "config_sentence_transformers.json"
 _MODEL_TYPE, _SCORES_TYPE = "SentenceTransformer", "CrossEncoder"
@@ -80,15 +83,16 @@ class TextSettings:
 
     pooling: one of `POOLINGS`, or several joined by "+", whose vectors stand one after the other. include_prompt: the
     prompt's tokens are pooled too. dense: what the pooled vector goes through. normalize: the folder ends in a
-    Normalize module. max_length, query_length, document_length: tokens with the special ones, None where the
-    folder does not say. lower_case: lower the text before the tokenizer. tokenizer_arguments: for AutoTokenizer.
-    prompts: by name; default_prompt_name: the one put before every text. truncate_dim: entries kept of a vector.
-    similarity: one of `SIMILARITIES`. subfolder: where in the folder the tokenizer is. stated: the folder itself says
-    how its vectors are made. logit_score: of a model that scores by what it would say next; scored: of one whose pooled
-    vectors are scores. sparse, multi: how sparse vectors and those of tokens are made, None where there are none.
-    filled: padding tokens stand behind each text, up to the model's length, as tokens that others attend to. other: why
-    there is no vector a text, "" where there is one. projection: what each token's state goes through first,
-    of a class of its own; `dense` begins with it. static: how texts become tokens of a table without a network.
+    Normalize module. max_length, query_length, document_length: tokens with the special ones, None where the folder
+    does not say. lower_case: lower the text before the tokenizer. tokenizer_arguments: for AutoTokenizer. prompts: by
+    name; default_prompt_name: the one put before every text. truncate_dim: entries kept of a vector. similarity: one of
+    `SIMILARITIES`, of vectors of tokens of `TOKEN_SIMILARITIES`. subfolder: where in the folder the tokenizer is.
+    stated: the folder itself says how its vectors are made. logit_score: of a model that scores by what it would say
+    next; scored: of one whose pooled vectors are scores. sparse, multi: how sparse vectors and those of tokens are
+    made, None where there are none. filled: padding tokens stand behind each text, up to the model's length, as tokens
+    that others attend to. other: why there is no vector a text, "" where there is one. projection: what each token's
+    state goes through first, of a class of its own; `dense` begins with it. static: how texts become tokens of a table
+    without a network.
     """
 
     pooling: str = "mean"
@@ -162,11 +166,9 @@ class TextSettings:
             found = read_static(folder / MODULES, home, modules, _config(home))
             return cls(subfolder=subfolder, **found, **_sentence_settings(folder / _HEAD, values))
         kind = kind_of(modules, values) if modules else ""
-        if "HF_ColBERT" in _architectures(home):
-            raise OtherVectors(
-                f"{folder}: Stanford's format of a model of one vector for each token (ColBERT) is not supported; "
-                "sentence-transformers' MultiVectorEncoder(folder).save_pretrained(other) writes one that is"
-            )
+        if not modules and ARCHITECTURE in _architectures(home):
+            found = {**read_stanford(home, _config(home)), "other": OF_TOKENS.format(folder)}
+            return cls(subfolder=subfolder, stated=True, similarity=TOKEN_SIMILARITIES[0], **found)
         if kind:
             read = _sparse if kind == "sparse" else _multi
             found = read(folder, home, modules, values)
@@ -271,7 +273,7 @@ def _sparse(folder: Path, home: Path, modules: list[Module], values: dict[str, A
         "sparse": sparse,
         "other": f"{folder}: a model of sparse vectors (SPLADE), and encode gives dense ones: call encode_sparse",
         **read_transformer(home, *_LOGITS),
-        **_sentence_settings(folder / _HEAD, values, "dot"),
+        **_sentence_settings(folder / _HEAD, values, "dot", *SIMILARITIES),
     }
 
 
@@ -289,10 +291,9 @@ def _multi(folder: Path, home: Path, modules: list[Module], values: dict[str, An
         found[key] = length_in(head, values, key) if found[key] is None else found[key]
     return {
         "multi": multi,
-        "other": f"{folder}: a model of one vector for each token (ColBERT), and encode gives one for each text: call "
-        "encode_multi_vector, or encode with output_value='token_embeddings'",
+        "other": OF_TOKENS.format(folder),
         **found,
-        **_sentence_settings(head, {**values, "prompts": prompts}),
+        **_sentence_settings(head, {**values, "prompts": prompts}, *TOKEN_SIMILARITIES),
     }
 
 
@@ -383,14 +384,15 @@ def read_prompts(path: Path, config: Mapping[str, Any], usual: Mapping[str, str]
     return prompts, name
 
 
-def _sentence_settings(path: Path, config: dict[str, Any], usual: str = "cosine") -> dict[str, Any]:
-    """Of config_sentence_transformers.json: prompts, width, similarity, which is `usual` where it does not say."""
+def _sentence_settings(path: Path, config: dict[str, Any], *similarities: str) -> dict[str, Any]:
+    """Of config_sentence_transformers.json: prompts, width, similarity, one of `similarities`, None: any of a text's
+    vectors. The first where the file says none of them: what other kinds of models compare by leaves the default."""
     prompts, name = read_prompts(path, config, {"query": "", "document": ""})
-    # One that is for other kinds of models, "maxsim", leaves the default.
+    similarities = similarities or SIMILARITIES
     similarity = config.get("similarity_fn_name")
     return {
         "prompts": prompts,
         "default_prompt_name": name,
         "truncate_dim": length_in(path, config, "truncate_dim"),
-        "similarity": similarity if similarity in SIMILARITIES else usual,
+        "similarity": similarity if similarity in similarities else similarities[0],
     }

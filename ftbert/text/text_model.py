@@ -10,15 +10,16 @@ import torch
 from torch import Tensor
 
 from ftbert.keywords import keywords
-from ftbert.text.checks import one_of, positive
+from ftbert.text.checks import one_of
 from ftbert.text.computing import compute_all
 from ftbert.text.elsewhere import ARGUMENTS, ARGUMENTS_OF_TOKENS, INPUTS
 from ftbert.text.encoding import embedding, text_options, tokenizer_of
 from ftbert.text.entities import predict_entities
 from ftbert.text.late_chunks import chunk_embedding, spanned
+from ftbert.text.late_interaction import compares_tokens, rerank_tokens
 from ftbert.text.multi_vector import multi_vector_embedding
 from ftbert.text.precision import PRECISIONS, check_ranges, quantized
-from ftbert.text.scoring import labels_of, predict, rank, scoring, task_of, token_classify
+from ftbert.text.scoring import labels_of, predict, rank, scoring, task_of, to_rank, token_classify
 from ftbert.text.sentence_names import SentenceNames
 from ftbert.text.sparse import as_tensor, sparse_embedding
 from ftbert.text.token_classification import IGNORED
@@ -198,13 +199,12 @@ class TextModel(SentenceNames):
 
         As sentence-transformers' MultiVectorEncoder.encode: the folder's Dense and Normalize make them of the last
         hidden state, and tokens that its skiplist names have none. Of a folder with colbert_linear.pt (BGE-M3) all
-        tokens but the first have one. Scores of a query and a text are sums over the query's tokens of the largest
-        product with any of the text's.
+        tokens but the first have one. `similarity` and `rerank` score by them.
 
         task: "query" or "document", with their prompt and length, as encode_query(...,
         output_value="token_embeddings"); None counts as a document without prompt. The others: as in `encode`.
-        ValueError for a model that gives no such vectors, and for queries that are made longer by tokens that others do
-        not attend to.
+        Where the folder makes queries longer, the tokens behind them have vectors, too. ValueError for a model that
+        gives no such vectors.
         """
         work = multi_vector_embedding(
             self, prompt=prompt, prompt_name=prompt_name, max_length=max_length, batch_size=batch_size,
@@ -344,16 +344,17 @@ class TextModel(SentenceNames):
         As sentence-transformers' CrossEncoder.rank. top_k: so many only. return_documents: with "text". options: of
         `predict`; apply_softmax and convert_to_numpy change nothing. TypeError for convert_to_tensor, ValueError for a
         model whose head has not one label.
+
+        Of a folder for one vector a token (ColBERT) scores are those of `similarity`: the query and the texts are
+        computed apart, with their prompts and lengths, and no vector of a text leaves the device. options then:
+        max_length (of a text), batch_size, max_tokens, show_progress_bar; TypeError for others.
         """
+        if compares_tokens(self):
+            return rerank_tokens(self, query, texts, top_k, return_documents, options)
         _, labels = task_of(self, options.get("chat_template"))
         if labels != 1:
             raise ValueError(f"rerank needs a head with one label, this one has {labels}; predict takes pairs as well")
-        if not isinstance(query, str):
-            raise TypeError(f"query must be a str; got {type(query).__name__}")
-        given = listed(texts)
-        check_texts(given)
-        if top_k is not None:
-            positive("top_k", top_k)
+        given = to_rank(query, texts, top_k)
         if options.pop("convert_to_tensor", False):
             raise TypeError("rerank gives scores as float; predict(pairs, convert_to_tensor=True) gives a tensor")
         for name in ("apply_softmax", "convert_to_numpy"):  # without effect on one label's scores as float

@@ -17,6 +17,12 @@ NOTHING = ("Dropout",)  # modules that do nothing at inference
 # Linear layers beside the weights of a model with three outputs (BGE-M3): a weight and a vector for each token.
 SPARSE_LINEAR, MULTI_LINEAR = "sparse_linear.pt", "colbert_linear.pt"
 
+# Why there is no vector a text. {}: the folder.
+OF_TOKENS = (
+    "{}: a model of one vector for each token (ColBERT), and encode gives one for each text: call encode_multi_vector, "
+    "or encode with output_value='token_embeddings'"
+)
+
 # What a folder of vectors of another kind shows itself by: its model_type, or the class of any of its modules.
 _SPARSE = (
     "SparseEncoder", "SpladePooling", "MLMTransformer", "SparseAutoEncoder", "CSRSparsity", "SparseStaticEmbedding",
@@ -218,7 +224,7 @@ def read_projection(folder: Path, config: Any) -> tuple[DenseSettings, ...]:
     """The layer that a class of its own has over each token's state; none of transformers' has one. config: of the
     model in `folder`, as HuggingFace writes it. ValueError for a width that is none."""
     own = own_class(config) if isinstance(config, dict) else None
-    if own is None or own.projection is None:
+    if own is None or own.projection is None or not own.projection.width:
         return ()
     inputs, outputs = (
         positive(f"{folder / 'config.json'}: {key}", config.get(key)) for key in ("hidden_size", own.projection.width)

@@ -58,8 +58,8 @@ FTBERT_HOST_DEVICE constexpr int64_t keys_ahead(int64_t queries, int64_t keys) {
 
 // Sequence i has the queries of tokens [cu_q[i], cu_q[i+1]) and the keys of [cu_k[i], end_of_keys()[i]). The last query
 // is the last key; of more queries than keys the first is the first, and those behind the last key attend and are not
-// attended to (keys_ahead). All may point at the first of a run of sequences: token t lies in row t - first_q of q and of
-// the result, and in row t - first_k of k and v.
+// attended to (keys_ahead). All may point at the first of a run of sequences: token t lies in row t - first_q of q and
+// of the result, and in row t - first_k of k and v.
 struct Sequences {
   const int32_t *cu_q = nullptr, *cu_k = nullptr;  // [count+1]; cu_k [count] beside end_k
   int64_t count = 0;
