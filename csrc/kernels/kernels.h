@@ -218,13 +218,12 @@ void rotary(Context<Device>& context, const Heads& heads, const HeadRules<T>& ru
 
 // ---- position_table ----------------------------------------------------------------------------------------
 
-// A table of positions behind a projection, as PositionProducts has it: out [heads, head_size, stride] from
-// x [rows, x_stride], of whose rows the first heads * head_size numbers count, + bias [heads * head_size] (nullptr: 0);
-// the last
-// row first, and zeros from `rows` on.
+// A table of positions behind a projection, as PositionProducts has it, from x [rows, x_stride], of whose rows the
+// first heads * head_size numbers count, + bias [heads * head_size] (nullptr: 0). Row r of the table is the r-th from
+// x's end. On the CPU zeros follow them, on a GPU each distance of `of` has the row that it reads.
 template <class Device, class T>
 void position_table(Context<Device>& context, const Heads& heads, const T* x, int64_t x_stride, const T* bias,
-                    int64_t rows, int64_t stride, T* out);
+                    int64_t rows, const PositionProducts<T>& of, T* out);
 // PositionProducts::rows, of a table of 2 * span rows: out [2 * reach + 1] for distances -reach to reach. The row of
 // distance d is span - 1 + bucket(d), within the table, where bucket(-d) = -bucket(d), and buckets [reach + 1], memory
 // of the host, are those of 0 to reach.

@@ -24,15 +24,16 @@ LayerBuffers<T> carve_layer_buffers(Workspace& ws, const ModelConfig& config, co
   int64_t width = 0, qkv_width = 0, inner = 0, scaled_inner = 0, heads = 0;
   size_t scratch = 0;
   bool of_sums = false;  // a norm follows a sum, its own or the next block's
+  const int64_t position_columns = position_stride<Device>(config.position_span, config.position_reach());
   for (const LayerConfig& layer : config.layers) {
     of_sums =
         of_sums || layer.attention_result_norm.kind == NormKind::none || layer.ffn_result_norm.kind == NormKind::none;
     width = std::max(width, layer.attention.heads.width());
     qkv_width = std::max(qkv_width, layer.attention.heads.qkv_width());
     heads = std::max(heads, layer.attention.heads.count);
-    scratch = std::max(
-        scratch, attention_scratch_bytes<Device, T>(layer.attention.heads, sizes.max_seqlen, sizes.use,
-                                                    layer.attention.position_scores ? config.position_stride() : 0));
+    scratch =
+        std::max(scratch, attention_scratch_bytes<Device, T>(layer.attention.heads, sizes.max_seqlen, sizes.use,
+                                                             layer.attention.position_scores ? position_columns : 0));
     if (layer.ffn.down_type) scaled_inner = std::max(scaled_inner, layer.ffn.inter);
     inner = std::max(inner, layer.ffn.inter + (layer.ffn.gated ? layer.ffn.up_rows() : 0));
   }

@@ -63,7 +63,7 @@ class Tables {
 
   const T* table(const Heads& heads, const T* x, int64_t x_stride, const T* bias) {
     T* const made = take(heads.width() * distances_.stride);
-    position_table<Device, T>(context_, heads, x, x_stride, bias, rows_, distances_.stride, made);
+    position_table<Device, T>(context_, heads, x, x_stride, bias, rows_, distances_, made);
     return made;
   }
 
@@ -76,8 +76,8 @@ class Tables {
 
   void rows_of_distances() {
     const std::vector<int32_t>& buckets = config_.position_buckets;
-    distances_.stride = config_.position_stride();
-    distances_.reach = static_cast<int64_t>(buckets.size()) - 1;
+    distances_.reach = config_.position_reach();
+    distances_.stride = position_stride<Device>(config_.position_span, distances_.reach);
     while (distances_.exact < std::min(distances_.reach, config_.position_span - 1) &&
            buckets[distances_.exact + 1] == distances_.exact + 1)
       ++distances_.exact;

@@ -146,11 +146,8 @@ struct ModelConfig {
   // Longest sequence that the positions are for.
   int64_t max_seq() const;
 
-  // PositionProducts::stride of its table.
-  int64_t position_stride() const {
-    constexpr int64_t kStep = PositionProducts<float>::kStep;
-    return (2 * position_span + kStep - 1) / kStep * kStep;
-  }
+  // PositionProducts::reach of its table.
+  int64_t position_reach() const { return static_cast<int64_t>(position_buckets.size()) - 1; }
 
   // From `encoder` of a checkpoint's config.json (docs/checkpoint.md), as JSON text. Throws Error that lists what is
   // missing, unknown, impossible or contradicts the rest, by the path of its key. whole, where given: becomes the same

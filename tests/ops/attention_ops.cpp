@@ -1,4 +1,5 @@
 // torch.ops.ftbert.*: the kernels of attention.
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
@@ -28,43 +29,55 @@ int64_t span_of(const OptionalTensor& table, const Tensor& like, int64_t heads) 
 }
 
 // keys, queries [heads, head_size, stride] or none; rows int32 [2*reach+1], for distances -reach to reach.
-struct PositionTensors {
-  OptionalTensor keys, queries, rows;
-
-  void check(const Tensor& like, const Heads& heads) const {
+class PositionTensors {
+ public:
+  PositionTensors(const OptionalTensor& keys, const OptionalTensor& queries, const OptionalTensor& rows,
+                  const Tensor& like, const Heads& heads)
+      : keys_(keys), queries_(queries), rows_(rows) {
     FTBERT_CHECK(rows.has_value() == (keys || queries), "position_rows: expected with tables, and with them alone");
     if (!rows) return;
     FTBERT_CHECK(rows->dim() == 1 && rows->size(0) % 2 == 1 && rows->scalar_type() == at::kInt &&
                      rows->device() == like.device() && rows->is_contiguous() && has_data(*rows),
                  "position_rows: expected contiguous Int [2*reach+1], got ", describe(*rows));
-    const int64_t stride = (keys ? keys : queries)->size(-1);
-    FTBERT_CHECK(stride % PositionProducts<float>::kStep == 0, "positions: expected a stride of whole steps, got ",
-                 stride);
-    same("position_keys", keys, like, {heads.count, heads.size, stride});
-    same("position_queries", queries, like, {heads.count, heads.size, stride});
-    FTBERT_CHECK(rows->min().item<int>() >= 0 && rows->max().item<int>() < stride &&
+    stride_ = (keys ? keys : queries)->size(-1);
+    reach_ = rows->size(0) / 2;
+    FTBERT_CHECK(stride_ % PositionProducts<float>::kStep == 0, "positions: expected a stride of whole steps, got ",
+                 stride_);
+    same("position_keys", keys, like, {heads.count, heads.size, stride_});
+    same("position_queries", queries, like, {heads.count, heads.size, stride_});
+    FTBERT_CHECK(rows->min().item<int>() >= 0 && rows->max().item<int>() < stride_ &&
                      (rows->numel() == 1 || rows->diff().min().item<int>() >= 0),
                  "position_rows: expected rows of the tables, ascending");
+    if (!rows->is_cuda()) return;
+    stride_ = position_stride<Cuda>(0, reach_);
+    const Tensor distances = at::arange(stride_, rows->options().dtype(at::kLong)).sub(stride_ / 2);
+    const Tensor read = rows->index_select(0, distances.clamp(-reach_, reach_).add(reach_));
+    for (OptionalTensor* table : {&keys_, &queries_})
+      if (*table) *table = (*table)->index_select(2, read).transpose(1, 2).contiguous();
   }
+
   template <class T>
   PositionProducts<T> of(const OptionalTensor& columns) const {
-    if (!rows) return {};
-    PositionProducts<T> made{data<T>(keys), data<T>(queries), (keys ? keys : queries)->size(-1)};
-    made.reach = rows->size(0) / 2;
-    made.rows = data<int32_t>(rows) + made.reach;
+    if (!rows_) return {};
+    PositionProducts<T> made{data<T>(keys_), data<T>(queries_), stride_};
+    made.reach = reach_;
+    made.rows = data<int32_t>(rows_) + made.reach;
     made.columns = data<int32_t>(columns);
     const auto exact = [&](int64_t d) { return made.rows[d] == made.rows[0] + d && made.rows[-d] == made.rows[0] - d; };
-    if (rows->is_cpu())
+    if (rows_->is_cpu())
       while (made.exact < made.reach && exact(made.exact + 1)) ++made.exact;
     return made;
   }
+
+ private:
+  OptionalTensor keys_, queries_, rows_;  // the tables as the device has them
+  int64_t stride_ = 0, reach_ = 0;
 };
 
 template <class T>
 ScorePolicy<T> policy_of(const Window& window, const OptionalTensor& table, const OptionalTensor& columns, int64_t span,
-                         double soft_cap, const PositionTensors& positions = {}) {
-  return {
-      window, {data<T>(table), data<int32_t>(columns), span}, {static_cast<float>(soft_cap)}, positions.of<T>(columns)};
+                         double soft_cap, const PositionProducts<T>& positions = {}) {
+  return {window, {data<T>(table), data<int32_t>(columns), span}, {static_cast<float>(soft_cap)}, positions};
 }
 
 template <class Device, class T>
@@ -82,8 +95,7 @@ Tensor attend(const Tensor& qkv, const Tensor& cu, int64_t max_seqlen, int64_t h
   FTBERT_CHECK(!bf16 || qkv.is_cpu(), "bf16: operands are rounded on the CPU alone; elsewhere qkv itself may be bf16");
   const Heads h = heads_of(qkv, heads, kv_heads, scale);
   const Window window = window_of(left, right);
-  const PositionTensors positions{position_keys, position_queries, position_rows};
-  positions.check(qkv, h);
+  const PositionTensors positions(position_keys, position_queries, position_rows, qkv, h);
   const int64_t span = span_of(relative_bias, qkv, heads);
   count("max_seqlen", max_seqlen, 0, kAnyLength);
   max_seqlen = std::min(max_seqlen, qkv.size(0));  // no sequence is longer than all
@@ -94,7 +106,8 @@ Tensor attend(const Tensor& qkv, const Tensor& cu, int64_t max_seqlen, int64_t h
   const Tensor small = out_scale ? at::empty(out.sizes(), out.options().dtype(at::kFloat8_e4m3fn)) : out;
   const Operand scaled = out_scale ? scaled_e4m3("out", small, out_scale, qkv, out.sizes()) : Operand();
   run(qkv, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
-    const ScorePolicy<T> policy = policy_of<T>(window, relative_bias, columns, span, soft_cap, positions);
+    const ScorePolicy<T> policy =
+        policy_of<T>(window, relative_bias, columns, span, soft_cap, positions.of<T>(columns));
     check_fused<Device, T>(call.context, h, policy);
     const Tensor scratch = at::empty(
         {static_cast<int64_t>(attention_scratch_bytes<Device, T>(
@@ -139,8 +152,7 @@ Tensor attend_apart(const Tensor& q, const Tensor& k, const Tensor& v, const Ten
   const Rows of_q = rows("q", q, h.width()), of_k = rows("k", k, h.kv_width()), of_v = rows("v", v, h.kv_width());
   FTBERT_CHECK(v.size(0) == k.size(0), "v: expected as many rows as k, got ", describe(v));
   const Window window = window_of(left, right);
-  const PositionTensors positions{position_keys, position_queries, position_rows};
-  positions.check(q, h);
+  const PositionTensors positions(position_keys, position_queries, position_rows, q, h);
   const int64_t span = span_of(relative_bias, q, heads);
   count("max_q", max_q, 0);
   const int64_t batch = check_offsets(cu_q, q, q.size(0)), longest = std::max(q.size(0), k.size(0));
@@ -148,7 +160,7 @@ Tensor attend_apart(const Tensor& q, const Tensor& k, const Tensor& v, const Ten
         : void(check_offsets(cu_k, q, k.size(0), kAnyLength, batch));
   Tensor out = at::empty(q.sizes(), q.options());
   run(q, [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
-    const ScorePolicy<T> policy = policy_of<T>(window, relative_bias, {}, span, soft_cap, positions);
+    const ScorePolicy<T> policy = policy_of<T>(window, relative_bias, {}, span, soft_cap, positions.of<T>({}));
     check_fused<Device, T>(call.context, h, policy);
     const AttentionUse use = max_q == 1 && end_k ? AttentionUse::decode : AttentionUse::together;
     const Tensor scratch = at::empty({static_cast<int64_t>(attention_scratch_bytes<Device, T>(
@@ -223,8 +235,7 @@ Tensor position_products_op(const Tensor& scores, const Tensor& q, const Tensor&
   FTBERT_CHECK(scores.scalar_type() == at::kFloat && scores.sizes() == at::IntArrayRef({batch, heads, seq, seq}),
                "scores: expected Float [batch, heads, seq, seq], got ", describe(scores));
   const Heads h{heads, heads, q.size(3), 1};
-  const PositionTensors positions{position_keys, position_queries, position_rows};
-  positions.check(q, h);
+  const PositionTensors positions(position_keys, position_queries, position_rows, q, h);
   check_offsets(cu, q, columns ? columns->numel() : std::numeric_limits<int32_t>::max(), seq, batch);
   check_columns(columns, cu, 0);
   Tensor out = scores.clone();

@@ -1,5 +1,5 @@
 // softmax(scale * q k^T + bias) v within each sequence, on packed tokens, without a score matrix in memory: the
-// registry of kernels but for those of one query and of E4M3, and the choice among all.
+// registry of kernels but for those of one query, of E4M3 and of products with positions, and the choice among all.
 #include <array>
 #include <type_traits>
 
@@ -143,6 +143,7 @@ const AttentionKernel<T>* choose(const AttentionSize& size) {
   if (const auto* kernel = first_that_fits(decode_kernels<T>(), size)) return kernel;
   if constexpr (sizeof(T) == 2)
     if (const auto* kernel = first_that_fits(e4m3_kernels<T>(), size)) return kernel;
+  if (const auto* kernel = first_that_fits(position_kernels<T>(), size)) return kernel;
   return first_that_fits(attention_kernels<T>(), size);
 }
 
@@ -180,7 +181,9 @@ AttentionSize size_of(const Context<Cuda>& context, const Heads& heads, const Sc
   const Window& window = policy.template choose_by<ScoreMember::window>();
   return {.sm_count = context.sm_count,
           .mma = !std::is_same_v<T, bfloat16_t> || context.capability >= 80,
+          .ampere = context.capability >= 80,
           .hopper = context.warpgroups == 1,
+          .shared_bytes = context.shared_bytes,
           .heads = heads.count,
           .head_size = heads.size,
           .scores = policy.set(),
@@ -213,7 +216,11 @@ Operand attention(Context<Device>& context, const Heads& heads, const QueriesKey
   size.sequences = sequences.count, size.rows = sequences.rows;
   size.max_q = sequences.max_q, size.max_k = sequences.max_k;
   const AttentionKernel<T>* const kernel = kept_choice<T>(size);
-  FTBERT_CHECK(kernel, "attention: the fused path ", why_no_fused_attention<Device, T>(context, heads, size.scores));
+  if (!kernel) {
+    const std::string lacks = why_no_fused_attention<Device, T>(context, heads, size.scores);
+    fail("attention: the fused path " +
+         (lacks.empty() ? "reads the " + names_of(size.scores) + " of whole sequences alone" : lacks));
+  }
   const AttentionCall<T> call{.context = context,
                               .heads = heads,
                               .from = from,
@@ -234,12 +241,17 @@ DType attention_operand(const Format&) {
 
 template <class Device, class T>
 std::string why_no_fused_attention(const Context<Device>& context, const Heads& heads, ScoreMembers set) {
-  // The last kernel computes, and reads, all that another one does.
+  // The last kernel computes, and reads, all that another one does but for products with positions, which sequences
+  // have whose tokens are all there: a cache is refused to their models (layers/kv_cache.cpp).
   const AttentionKernel<T>& last = attention_kernels<T>().back();
   if (!FusedHeads::has(heads.size)) return "has no kernel for head size " + std::to_string(heads.size);
   if (!last.supports(size_of(context, heads, ScorePolicy<T>(), false)))
     return "has no kernel in " + std::string(to_string(kDType<T>)) + " on a GPU of compute capability " +
            capability_text(context);
+  for (const AttentionKernel<T>& kernel : position_kernels<T>())
+    if (set.has(ScoreMember::positions) && kernel.reads.has_all(set) && heads.kv == heads.count &&
+        kernel.supports(size_of(context, heads, ScorePolicy<T>(), true)))
+      return "";
   const ScoreMembers unread = set.without(last.reads);
   return unread == ScoreMembers() ? "" : "has no kernel that reads the " + names_of(unread) + " of a score policy";
 }

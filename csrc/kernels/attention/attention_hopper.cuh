@@ -1,7 +1,5 @@
 // The fused path's kernels of warpgroups as the registry has them: in 16 bits, without a bias. Rules give microseconds.
 #pragma once
-#include <bit>
-
 #include "device/tensor_map.h"
 #include "kernels/attention/attention_launch.cuh"
 #include "kernels/attention/attention_pipeline.cuh"
@@ -62,9 +60,6 @@ void launch_hopper(const Call<T>& call, Kernel kernel, int64_t columns, const Pa
                     call.sequences.cu_q, offset_reads(call, grid, Shape::kHeadSize), call.heads.count,
                     grid.query_blocks, scale_log2(call), native(call.plain_out()), parameters...);
 }
-
-// Sizes of heads with kernels of whole sequences, and with kernels that store E4M3.
-constexpr bool is_common_head(int64_t size) { return size <= 128 && std::has_single_bit(static_cast<uint64_t>(size)); }
 
 // ---- whole sequences, heads of up to 64 ----
 

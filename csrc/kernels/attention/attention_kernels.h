@@ -13,8 +13,10 @@ namespace ftbert {
 // What the choice of a kernel depends on. Rows, sequences and the longest may be upper bounds (binding/replay.cpp).
 struct AttentionSize {
   int sm_count = 0;
-  bool mma = false;     // this GPU has mma.sync of the elements, where they have 16 bits: of bf16 from 8.0 on
-  bool hopper = false;  // this GPU and this build have warpgroup instructions
+  bool mma = false;          // this GPU has mma.sync of the elements, where they have 16 bits: of bf16 from 8.0 on
+  bool ampere = false;       // this GPU has the instructions of 8.0
+  bool hopper = false;       // this GPU and this build have warpgroup instructions
+  int64_t shared_bytes = 0;  // of shared memory, that a block can ask for
   int64_t heads = 0, head_size = 0;
   ScoreMembers scores = {};  // that are set in the policy
   Window window = {};
@@ -64,11 +66,13 @@ struct AttentionKernel {
 };
 
 // The registry, in this order: attention_decode_cuda.cu; attention_e4m3_cuda.cu, where T has 16 bits;
-// attention_cuda.cu.
+// attention_positions_cuda.cu; attention_cuda.cu.
 template <class T>
 std::span<const AttentionKernel<T>> decode_kernels();
 template <class T>
 std::span<const AttentionKernel<T>> e4m3_kernels();
+template <class T>
+std::span<const AttentionKernel<T>> position_kernels();
 template <class T>
 std::span<const AttentionKernel<T>> attention_kernels();
 

@@ -2,6 +2,7 @@
 // the result. scores: what the kernel reads of the policy.
 #pragma once
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "core/check.h"
@@ -55,6 +56,9 @@ inline void check_rows(const QueriesKeysValues& from) {
     FTBERT_CHECK(reinterpret_cast<uintptr_t>(rows.data) % 16 == 0 && rows.stride % in_chunk == 0,
                  "attention on a GPU reads 16 bytes at a time: rows must begin at multiples of that");
 }
+
+// Sizes of heads with kernels of whole sequences, and with kernels that store E4M3.
+constexpr bool is_common_head(int64_t size) { return size <= 128 && std::has_single_bit(static_cast<uint64_t>(size)); }
 
 // The registry's entry of a kernel that a struct describes by kName, kReads, has (a head size), supports, guess, and
 // launch<head size>(call, scores, out...).

@@ -7,12 +7,12 @@ namespace ftbert {
 
 template <>
 void position_table<Cpu, float>(Context<Cpu>&, const Heads& heads, const float* x, int64_t x_stride, const float* bias,
-                                int64_t rows, int64_t stride, float* out) {
+                                int64_t rows, const PositionProducts<float>& of, float* out) {
 #pragma omp parallel for schedule(static)
   for (int64_t column = 0; column < heads.width(); ++column) {
-    float* const to = out + column * stride;
+    float* const to = out + column * of.stride;
     for (int64_t r = 0; r < rows; ++r) to[rows - 1 - r] = x[r * x_stride + column] + (bias ? bias[column] : 0.0f);
-    std::fill(to + rows, to + stride, 0.0f);
+    std::fill(to + rows, to + of.stride, 0.0f);
   }
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 
 #include "core/check.h"
@@ -39,15 +40,18 @@ struct RelativeBias {
   bool set() const { return table != nullptr; }
 };
 
-// What is added to a score before its scale: q . keys[head][:, r] + k . queries[head][:, r], products with row r of a
-// table of positions that went through the projections of keys and queries. r = rows[column(key) - column(query)].
+// What is added to a score before its scale: q . keys + k . queries of a head, products with the row that
+// column(key) - column(query) reads of a table of positions, which went through the projections of keys and queries. On
+// the CPU that is row rows[distance]; a GPU's tables have one for each distance.
 template <class T>
 struct PositionProducts {
-  static constexpr int64_t kStep = 32;  // `stride` is a multiple: registers of any CPU hold whole ones
+  static constexpr int64_t kStep = 32;    // the CPU's `stride` is a multiple: registers of any CPU hold whole ones
+  static constexpr int64_t kBeyond = 63;  // distances past `reach` in a GPU's tables: kernels read many side by side
 
-  const T* keys = nullptr;        // [heads, head_size, stride], or nullptr: there is no such product
-  const T* queries = nullptr;     // likewise
-  int64_t stride = 0;             // the table's rows, and zeros that no distance reads
+  // The CPU's [heads, head_size, stride], a GPU's [heads, stride, head_size]; or nullptr: there is no such product.
+  const T* keys = nullptr;
+  const T* queries = nullptr;
+  int64_t stride = 0;             // position_stride
   const int32_t* rows = nullptr;  // of distances -reach to reach, rows[0] that of 0, ascending; farther: as the last
   int64_t reach = 0;
   int64_t exact = 0;                 // up to this distance on both sides rows lie side by side, as distances do
@@ -58,6 +62,15 @@ struct PositionProducts {
     return rows[distance < -reach ? -reach : distance > reach ? reach : distance];
   }
 };
+
+// PositionProducts::stride for tables of 2 * span rows and distances up to `reach`: on the CPU the rows, and zeros that
+// no distance reads; on a GPU the distances from -(reach + kBeyond) to reach + kBeyond.
+template <class Device>
+constexpr int64_t position_stride(int64_t span, int64_t reach) {
+  using Any = PositionProducts<float>;
+  if constexpr (std::is_same_v<Device, Cuda>) return 2 * (reach + Any::kBeyond) + 1;
+  return (2 * span + Any::kStep - 1) / Any::kStep * Any::kStep;
+}
 
 // A scaled score s becomes value * tanh(s / value) before the bias; 0: stays s.
 struct SoftCap {
