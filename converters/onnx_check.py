@@ -98,7 +98,8 @@ def _batches(file: OnnxFile, encoder: Encoder, checkpoint: Checkpoint) -> list[_
     rows, seq = (side if isinstance(side, int) else 0 for side in sides)
     if seq > longest or rows * seq > _MOST_TOKENS:
         raise ValueError(f"its inputs are [{rows}, {seq}]; expected at most {longest} columns, {_MOST_TOKENS} tokens")
-    kinds = list(_KINDS) if encoder.mask else ["full"]
+    # Of tokens that are counted only rows with padding on the right are what the mask says.
+    kinds = list(_KINDS[:2] if file.counted else _KINDS) if encoder.mask else ["full"]
     short = kinds if rows else kinds * 2
     rows = rows or len(short)
     short += short[: -len(short) % rows]

@@ -13,13 +13,11 @@ from ftbert.converters.onnx_activation import ELEMENTWISE, activation
 from ftbert.converters.onnx_attention import Attention, find_attentions
 from ftbert.converters.onnx_embeddings import Tables, find_lookups, find_tables, is_input
 from ftbert.converters.onnx_file import Constant
+from ftbert.converters.onnx_fused import is_in_8_bits
 from ftbert.converters.onnx_graph import Graph
 from ftbert.converters.onnx_pieces import Linear, Norm, behind, find_linears, find_norms
 
-# In the names of ops that compute in 8 bits, or keep weights in 8 bits or fewer.
-_QUANTISED = ("quant", "nbits", "bnb4", "qlinear", "qattention", "qgemm", "qmoe", "qembed", "integer")
 _T = TypeVar("_T")
-_FUSED = {"SkipLayerNormalization", "EmbedLayerNormalization", "MultiHeadAttention", "BiasGelu", "FusedMatMul"}
 
 
 @dataclass(frozen=True)
@@ -87,13 +85,11 @@ class Pieces:
 def trace(graph: Graph) -> Encoder:
     """ValueError says which piece of an encoder is missing."""
     kinds = {node.type for node in graph.nodes}
-    if quantised := sorted(kind for kind in kinds if any(part in kind.lower() for part in _QUANTISED)):
+    if quantised := sorted(filter(is_in_8_bits, kinds)):
         raise ValueError(
             f"it is quantised with {', '.join(quantised)}, which ftbert does not read; give the plain export, or what "
             "onnxruntime.quantization.quantize_dynamic makes of it"
         )
-    if kinds & _FUSED:
-        raise ValueError(f"an optimiser has fused it ({', '.join(sorted(kinds & _FUSED))}); give the plain export")
     pieces = Pieces(graph)
     if not pieces.stream:
         raise ValueError("no embedding: no table [vocabulary, embedding] is looked up by an input")

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ftbert.converters.onnx_fused import unfuse
 from ftbert.converters.onnx_quantised import to_floats
 
 # TensorProto.DataType of weights and shapes: numpy's type as stored, and the field that holds values outside raw_data.
@@ -99,6 +100,7 @@ class OnnxFile:
     outputs: list[str]
     producer: str
     quantised: bool  # whether it multiplies or stores integers; nodes are then those of floats (onnx_quantised.py)
+    counted: bool = False  # whether it attends to the first tokens of a row, so many as are masked in (onnx_fused.py)
 
 
 def read_model(path: Path) -> Any:
@@ -137,6 +139,7 @@ def read_onnx(path: Path) -> OnnxFile:
     model = read_model(path)
     graph = model.graph
     try:
+        counted = unfuse(model)
         quantised = to_floats(model)
     except (ValueError, IndexError) as error:
         raise ValueError(f"{path}: {error}") from error
@@ -150,7 +153,7 @@ def read_onnx(path: Path) -> OnnxFile:
     except (ValueError, OverflowError) as error:
         raise ValueError(f"{path}: not a complete ONNX file ({error})") from error
     outputs = [one.name for one in graph.output]
-    return OnnxFile(path, nodes, constants, inputs, outputs, model.producer_name, quantised)
+    return OnnxFile(path, nodes, constants, inputs, outputs, model.producer_name, quantised, counted)
 
 
 def _attribute(entry: Any, path: Path) -> Any:

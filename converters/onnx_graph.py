@@ -234,10 +234,22 @@ def _divide(values: list[np.ndarray], _: _Attributes) -> np.ndarray:
     return one / other if one.dtype.kind == "f" else np.trunc(one / other).astype(one.dtype)
 
 
+def _slice(values: list[np.ndarray], _: _Attributes) -> np.ndarray:
+    """From opset 10 on, where what is cut out is an input."""
+    found, begins, ends, *rest = values
+    axes = rest[0].reshape(-1).tolist() if rest else range(found.ndim)
+    steps = rest[1].reshape(-1).tolist() if len(rest) > 1 else [1] * len(begins)
+    cut = [slice(None)] * found.ndim
+    for axis, begin, end, step in zip(axes, begins.reshape(-1).tolist(), ends.reshape(-1).tolist(), steps, strict=True):
+        cut[axis] = slice(begin, end, step)
+    return found[tuple(cut)]
+
+
 # Moves: as many elements as go in. The rest broadcasts, or is a product of matrices.
 _MOVES: dict[str, Callable[[list[np.ndarray], _Attributes], np.ndarray]] = {
     "Concat": lambda values, attributes: np.concatenate(values, attributes.get("axis", 0)),
     "Reshape": _reshape,
+    "Slice": _slice,
     "Squeeze": lambda values, attributes: np.squeeze(values[0], _axes(values, attributes) or None),
     "Transpose": lambda values, attributes: np.transpose(values[0], attributes.get("perm")),
     "Unsqueeze": lambda values, attributes: np.expand_dims(values[0], _axes(values, attributes)),

@@ -12,6 +12,7 @@ from collections import Counter
 from typing import Any
 
 _PRODUCTS = ("MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul")
+_FUSED = ("QAttention", "QEmbedLayerNormalization")  # taken apart before (onnx_fused.py)
 # Ops whose result holds elements of their first input and nothing else.
 _MOVES = ("Gather", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 _MOST_MOVES = 16  # between a table and what dequantises it
@@ -20,10 +21,15 @@ _MOST_MOVES = 16  # between a table and what dequantises it
 def to_floats(model: Any) -> bool:
     """Changes `model`. False where nothing in it is quantised. ValueError names the node that is not as it should
     be."""
-    if not any(node.op_type in (*_PRODUCTS, "DequantizeLinear") for node in model.graph.node):
+    if not is_quantised(model):
         return False
     _Rewriting(model.graph).run()
     return True
+
+
+def is_quantised(model: Any) -> bool:
+    """Whether it has products of integers that are read, or dequantises."""
+    return any(node.op_type in (*_PRODUCTS, *_FUSED, "DequantizeLinear") for node in model.graph.node)
 
 
 class _Rewriting:

@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 
 from ftbert.converters.onnx_file import BFLOAT16, TYPES, constant, read_model
+from ftbert.converters.onnx_fused import unfuse
 from ftbert.converters.onnx_integers import fold_weights
-from ftbert.converters.onnx_quantised import to_floats
+from ftbert.converters.onnx_quantised import is_quantised, to_floats
 
 _HALF = (10, BFLOAT16)
 _IN_MEMORY = 1 << 10  # tensors of more bytes are handed over beside the graph, which is limited to 2 GB
@@ -47,7 +48,9 @@ def main(folder: Path) -> None:
 def _evaluate(folder: Path, path: Path, values: list[str], floats: bool) -> dict[str, Any]:
     """values: what else than the graph's outputs is asked for. floats: by products of floats, where it has others."""
     model = read_model(path)
-    if floats and to_floats(model):
+    if floats and is_quantised(model):
+        unfuse(model)
+        to_floats(model)
         fold_weights(model, path)
     held = {one.name for one in model.graph.output}
     for name in values:
@@ -79,6 +82,7 @@ def _runner(model: Any, weights: dict[str, np.ndarray]) -> _Run:
             def _run(self, data: Any, indices: Any, axis: int = 0) -> tuple[np.ndarray]:
                 return (np.take_along_axis(data, indices, axis),)
 
+        unfuse(model)
         for one in model.graph.initializer:
             if one.name in weights:
                 one.CopyFrom(numpy_helper.from_array(weights[one.name], one.name))
