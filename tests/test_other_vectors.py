@@ -6,6 +6,7 @@ import itertools
 import json
 import shutil
 import string
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -454,3 +455,33 @@ def test_stanfords_folders_that_do_not_fit(tmp_path: Path, metadata: dict[str, A
     (folder / "artifact.metadata").write_text(json.dumps(said | metadata))
     with pytest.raises(ValueError, match=words):
         ftbert.load(folder).encode_multi_vector("a", task="query")
+
+
+def test_the_server_ranks_by_vectors_of_tokens(tmp_path: Path) -> None:
+    served = pytest.importorskip("served")
+    expansion = {"strategy": "fixed", "attend": False, "length": 9}
+    folder = colbert_folder(tmp_path, expansion, skiplist_words=["hello", "."])
+    model, texts = ftbert.load(folder), [*filter(None, TEXTS), *SAMPLE_TEXTS[:5]]
+    with served.in_thread(("m", folder)) as server:
+        want = model.rerank(texts[0], texts)
+        for path in ("/rerank", "/"):
+            got = server.post(path, {"query": texts[0], "texts": texts})
+            assert [one["index"] for one in got] == [one["corpus_id"] for one in want]
+            assert np.allclose([one["score"] for one in got], [one["score"] for one in want], atol=1e-5)
+        ranking = server.post("/v1/rerank", {"query": texts[0], "documents": texts, "top_n": 3})
+        assert [one["index"] for one in ranking["results"]] == [one["corpus_id"] for one in want][:3]
+        assert ranking["usage"]["total_tokens"] > 9
+        with ThreadPoolExecutor(8) as pool:  # queries that share batches
+            several = list(pool.map(lambda text: server.post("/rerank", {"query": text, "texts": texts}), texts))
+        for text, got in zip(texts, several, strict=True):
+            scores = {one["corpus_id"]: one["score"] for one in model.rerank(text, texts)}
+            assert len(got) == len(texts) and all(abs(one["score"] - scores[one["index"]]) < 1e-4 for one in got)
+        queries = server.post("/embed_all", {"inputs": TEXTS, "prompt_name": "query"})
+        for mine, other in zip(queries, model.encode_multi_vector(TEXTS, task="query"), strict=True):
+            assert_same(np.array(mine, dtype=np.float32).reshape(-1, 24), other)
+        for path, asked in (
+            ("/rerank", {"query": "a", "texts": ["b"], "prompt_name": "query"}),
+            ("/v1/rerank", {"query": "a", "documents": ["b"], "max_tokens_per_doc": 3}),
+        ):
+            assert server.call("POST", path, asked).status == 422
+        assert server.call("POST", "/score", {"queries": "a", "documents": ["b"]}).status == 424

@@ -18,15 +18,18 @@ from ftbert.text import Batch as Texts
 from ftbert.text import (
     TextSettings,
     Upload,
+    compared,
     launch,
     next_logits,
     pooled_rows,
     sharing,
+    skipped_ids,
     splade_rows,
     text_vectors,
     token_states,
     token_vectors,
     token_weights,
+    tokenizer_of,
 )
 
 Fetch = Callable[[], NDArray[np.float32]]
@@ -45,6 +48,9 @@ class Compute:
         self.model = model
         self.pooling, self.score_ids = pooling, score_ids
         self.sparse, self.multi = (None, None) if settings is None else (settings.sparse, settings.multi)
+        self.skipped = np.empty(0, dtype=np.int64)  # ids without a vector in documents
+        if self.multi is not None:
+            self.skipped = skipped_ids(tokenizer_of(model), self.multi, "document")
         self.pooled_scores = settings is not None and settings.scored
         self.heads = {name: model.tasks.index(name) for name in (CLASSIFIES, TAGS, FILLS) if name in model.tasks}
 
@@ -89,6 +95,21 @@ class Compute:
     def vectors(self, texts: _Packed) -> torch.Tensor:
         assert self.multi is not None
         return token_vectors(texts.model, texts.hidden(), self.multi)
+
+    def similarities(self, texts: _Packed) -> torch.Tensor:
+        assert self.multi is not None
+        queries = [span.job.query for span in texts.batch.spans if span.job.query is not None]
+        found, offsets = compared(
+            self.vectors(texts), texts.ids, texts.cu_seqlens, self.skipped, self.multi.first, texts.upload
+        )
+        query_of = np.zeros(len(texts.cu_seqlens) - 1, dtype=np.int32)
+        sizes = [span.stop - span.start for span in texts.batch.spans]
+        query_of[: texts.batch.texts] = np.repeat(np.arange(len(queries)), sizes)
+        begins = np.cumsum([0, *map(len, queries)]).astype(np.int32)
+        rows = torch.ops.ftbert.max_sim(
+            texts.upload(_joined(queries)), texts.upload(begins), found, texts.upload(offsets), texts.upload(query_of)
+        )
+        return rows[:, None]  # type: ignore[no-any-return]
 
     def weights(self, texts: _Packed) -> torch.Tensor:
         return token_weights(texts.model, texts.hidden())
@@ -169,11 +190,25 @@ class _Packed:
 
     def hidden(self) -> torch.Tensor:
         """[tokens, hidden]"""
-        return self.model.forward_packed(*self.packed_arguments())
+        return self.model.forward_packed(*self.packed_arguments(), keys=self.keys())
+
+    def keys(self) -> torch.Tensor | None:
+        """int32 [texts], where a job says how many tokens of each are attended to."""
+        spans = self.batch.spans
+        if all(span.job.keys is None for span in spans):
+            return None
+        made = np.zeros(len(self.cu_seqlens) - 1, dtype=np.int32)
+        made[: self.batch.texts] = _joined([_keys(span) for span in spans])
+        return self.upload(made)
 
 
 def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _keys(span: Any) -> NDArray[np.int32]:
+    given = span.job.keys
+    return _lengths(span).astype(np.int32) if given is None else given[span.start : span.stop]
 
 
 def _tokens(span: Any) -> slice:

@@ -12,6 +12,7 @@ from ftbert.server.description import (
     TAGS,
     TASKS,
     Description,
+    ExpansionFacts,
     ModelFacts,
     ScoreFacts,
     TableFacts,
@@ -21,10 +22,12 @@ from ftbert.server.description import (
 from ftbert.server.job import Kind
 from ftbert.server.settings import Settings
 from ftbert.text import (
+    Expansion,
     ScoreSettings,
     TextOptions,
     TextSettings,
     Tokenizer,
+    expansion_token,
     score_ids,
     score_task,
     skipped_ids,
@@ -114,9 +117,16 @@ def _vectors(tokenizer: Tokenizer, pooling: str, truncate_dim: int | None) -> Ve
         if multi is None
         else {task: skipped_ids(tokenizer, multi, task).tolist() for task in ("query", "document")},
         first_token=multi is None or multi.first,
-        expands=multi is not None and multi.expansion is not None,
+        expansion=None if multi is None else _expansion(tokenizer, multi.expansion),
         chunks=takes_chunks(tokenizer.settings),
     )
+
+
+def _expansion(tokenizer: Tokenizer, found: Expansion | None) -> ExpansionFacts | None:
+    if found is None:
+        return None
+    length = tokenizer.check_length(found.length, "query_expansion: length")
+    return ExpansionFacts(expansion_token(tokenizer, found), length, found.exact, found.attend)
 
 
 def _scores(tokenizer: Tokenizer, labels: list[str], activation: str, prompt: str | None) -> ScoreFacts:

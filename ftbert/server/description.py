@@ -57,12 +57,21 @@ class TextFacts(msgspec.Struct, frozen=True):
     reading: Model2vecReading | None = None
 
 
+class ExpansionFacts(msgspec.Struct, frozen=True):
+    """Queries become `length` tokens by `token`, to which others attend or not; exact: longer ones are cut."""
+
+    token: int
+    length: int
+    exact: bool
+    attend: bool
+
+
 class VectorFacts(msgspec.Struct, frozen=True):
     """sparse: how sparse vectors come about, "splade", "lexical" (see ftbert.text.lexical; unweighted: its ids without
     a weight) or "" where there are none. skipped: ids without a vector in texts for "query" or "document", of a model
     that compares vectors of tokens ("multi_vector", or beside vectors of texts: BGE-M3); else empty. first_token: a
-    text's first token may have a vector. expands: queries are made longer, which a server does not do. chunks: parts
-    of a text have vectors (late chunking)."""
+    text's first token may have a vector. expansion: None: queries stay as they are. chunks: parts of a text have
+    vectors (late chunking)."""
 
     pooling: str
     truncate_dim: int | None
@@ -70,7 +79,7 @@ class VectorFacts(msgspec.Struct, frozen=True):
     unweighted: list[int] = []
     skipped: dict[str, list[int]] = {}
     first_token: bool = True
-    expands: bool = False
+    expansion: ExpansionFacts | None = None
     chunks: bool = False
 
 

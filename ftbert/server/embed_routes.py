@@ -31,7 +31,8 @@ from ftbert.server.json_bodies import json_list, json_matrix, to_json
 from ftbert.server.schemas import Cut, Embed, EmbedAll, OpenAIEmbed, Pooling, Similarity
 from ftbert.server.served_model import Computed, ServedModel
 from ftbert.server.settings import Settings
-from ftbert.text import SparseVector, entries_of, lexical, looked_up, tokens_kept
+from ftbert.server.token_vectors import vectors_of
+from ftbert.text import SparseVector, entries_of, lexical, looked_up
 
 # Words for the two kinds of texts in Cohere's, Jina's, Voyage's, NVIDIA's and Google's APIs, and in folders.
 _QUERY = ("query", "search_query", "retrieval.query", "retrieval_query")
@@ -62,10 +63,9 @@ async def embed_all(asked: Asked[EmbedAll]) -> Made:
     body, about = asked.body, asked.model.about
     how, purpose = reading(body, asked.model), body.prompt_name if body.prompt_name == "query" else "document"
     if about.task == "multi_vector" and body.prompt_name in ("query", "document"):
-        if purpose == "query" and about.vectors.expands:
-            raise validation("queries of this model are made longer by tokens of their own, which is not served")
         how = replace(how, most=about.text.query_length if purpose == "query" else about.text.document_length)
-    done = await _token_vectors(asked, how, purpose, about.task == "multi_vector")
+    compared = about.task == "multi_vector"
+    done = await (vectors_of(asked, asked.texts, how, purpose) if compared else _vectors(asked, how, Kind.TOKENS))
     found = list[bytes]()
     for rows in _of_texts(done):
         found += [b"," if found else b"[", *await json_matrix(rows)]
@@ -140,8 +140,10 @@ async def pooling(asked: Asked[Pooling]) -> Made:
         raise validation("`task` must be token_embed: this model gives a vector for each token", param="task")
     of_tokens = multi or body.task == "token_embed"
     kept, how = check_dimensions(body.dimensions, model, of_tokens), limited_reading(body, model)
-    compared = bool(model.about.vectors.skipped)
-    done = await (_token_vectors(asked, how, "document", compared) if of_tokens else _vectors(asked, how))
+    if of_tokens and model.about.vectors.skipped:
+        done = await vectors_of(asked, asked.texts, how, "document")
+    else:
+        done = await _vectors(asked, how, Kind.TOKENS if of_tokens else Kind.EMBED)
     done.rows = _finished(done.rows, kept, body.use_activation is not False)
     return done, await _listed(_of_texts(done) if of_tokens else done.rows, encoding, "pooling", "data", model, done)
 
@@ -168,20 +170,6 @@ def _chunks(asked: Asked[Any], how: Reading) -> Coroutine[Any, Any, Computed]:
         asked.request, Kind.CHUNKS, characters(list(parts)), lambda: encoder.encode_chunks(parts, how.prompt),
         encoder.inline,
     )  # fmt: skip
-
-
-async def _token_vectors(asked: Asked[Any], how: Reading, purpose: str, compared: bool) -> Computed:
-    """rows: float32 [tokens, hidden], or where `compared` the model's vectors of tokens, without tokens that have none
-    in texts for `purpose`."""
-    if not compared:
-        return await _vectors(asked, how, Kind.TOKENS)
-    done = await _vectors(asked, how, Kind.VECTORS)
-    about, encoded = asked.model.about, done.encoded
-    skipped = np.array(about.vectors.skipped[purpose], dtype=np.int64)
-    kept = tokens_kept(encoded.ids, encoded.offsets, skipped, about.vectors.first_token)
-    done.rows = done.rows[kept]
-    done.rows_of_texts = np.concatenate([[0], np.cumsum(kept)])[encoded.offsets]
-    return done
 
 
 def _of_texts(done: Computed) -> Iterable[NDArray[np.float32]]:

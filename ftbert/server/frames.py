@@ -28,33 +28,40 @@ class Frame(IntEnum):
 
 
 _HEAD = struct.Struct("<IB3x")  # bytes of the payload, Frame
-_SUBMIT = struct.Struct("<QBBHIIIdd")  # id, Kind, flags, targets, texts, tokens, marked, deadline, sent
+# id, Kind, flags, targets, texts, tokens, marked, the query's vectors and their width, deadline, sent
+_SUBMIT = struct.Struct("<QBBHIIIIIdd")
 _STATUS = struct.Struct("<B7xQd")  # ready, queued tokens, tokens/s
 _PARTS = struct.Struct("<III")  # parts, width, rows
 _PART = struct.Struct("<QIIIff")  # id, start, stop, rows, queue, compute
 _KINDS = tuple(Kind)
-_SKIP, _TYPES, _MARKED, _TARGETS = 1, 2, 4, 8
+_SKIP, _TYPES, _MARKED, _TARGETS, _KEYS, _QUERY = 1, 2, 4, 8, 16, 32
 
 
 def submit(job: Job) -> bytes:
     flags = _SKIP * (job.skip is not None) + _TYPES * (job.types is not None)
     flags += _MARKED * (job.marked is not None) + _TARGETS * (job.targets is not None)
     marked, targets = (0 if array is None else len(array) for array in (job.marked, job.targets))
-    head = _SUBMIT.pack(job.id, job.kind, flags, targets, job.texts, job.tokens, marked, job.deadline, job.sent)
-    arrays = [job.offsets, job.skip, job.ids, job.marked, job.targets, job.types]
+    flags += _KEYS * (job.keys is not None) + _QUERY * (job.query is not None)
+    shape = (0, 0) if job.query is None else job.query.shape
+    head = _SUBMIT.pack(
+        job.id, job.kind, flags, targets, job.texts, job.tokens, marked, *shape, job.deadline, job.sent
+    )  # fmt: skip
+    arrays = [job.offsets, job.skip, job.ids, job.marked, job.targets, job.keys, job.query, job.types]
     return _frame(Frame.SUBMIT, head, *[np.ascontiguousarray(array) for array in arrays if array is not None])
 
 
 def read_submit(payload: bytes) -> Job:
-    one, kind, flags, targets, texts, tokens, marked, deadline, sent = _SUBMIT.unpack_from(payload)
+    one, kind, flags, targets, texts, tokens, marked, vectors, width, deadline, sent = _SUBMIT.unpack_from(payload)
     take = _Taker(payload, _SUBMIT.size)
     offsets = take(np.int64, texts + 1)
     skip = take(np.int32, texts) if flags & _SKIP else None
     ids = take(np.int32, tokens)
     places = take(np.int32, marked) if flags & _MARKED else None
     wanted = take(np.int32, targets) if flags & _TARGETS else None
+    keys = take(np.int32, texts) if flags & _KEYS else None
+    query = take(np.float32, vectors * width).reshape(vectors, width) if flags & _QUERY else None
     types = take(np.uint8, tokens) if flags & _TYPES else None
-    return Job(one, _KINDS[kind], ids, offsets, deadline, skip, types, places, wanted, sent=sent)
+    return Job(one, _KINDS[kind], ids, offsets, deadline, skip, types, places, wanted, keys, query, sent=sent)
 
 
 def cancel(ids: list[int]) -> bytes:

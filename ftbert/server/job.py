@@ -56,16 +56,20 @@ class Kind(IntEnum):
     VECTORS = 7, "tokens", "vectors", lambda about: PER_NUMBER * about.model.token_width
     # Of each part of a text, pooled as a text is, [width]; `marked` are the first tokens of parts, a text's first too.
     CHUNKS = 8, "masks", "chunks", lambda about: PER_NUMBER * about.model.hidden
+    # MaxSim of the job's query with each text, [1].
+    SIMILARITIES = 9, "texts", "similarities", lambda about: PER_NUMBER
 
 
 @dataclass(eq=False)
 class Job:
     """All texts of one request.
 
-    ids: int32 [tokens] of all texts; offsets: int64 [texts + 1], each text's place in them. skip: int32 [texts], tokens
-    at the beginning of each text that are not pooled, or None. types: uint8 [tokens] or None for zeros. marked: int32,
-    places in ids, of Kind.FILLED and CHUNKS. targets: int32, at most BEST ids which alone are asked for, or None.
-    deadline: by time.monotonic(), which all processes of a machine share. owner: whom the answer goes to.
+    ids: int32 [tokens] of all texts; offsets: int64 [texts + 1], each text's place in them. skip: int32 [texts],
+    tokens at the beginning of each text that are not pooled, or None. types: uint8 [tokens] or None for zeros.
+    marked: int32, places in ids, of Kind.FILLED and CHUNKS. targets: int32, at most BEST ids which alone are asked
+    for, or None. keys: int32 [texts], tokens of each text that are attended to, or None: all. query: float32
+    [vectors, width], of Kind.SIMILARITIES. deadline: by time.monotonic(), which all processes of a machine share.
+    owner: whom the answer goes to.
     """
 
     id: int
@@ -77,6 +81,8 @@ class Job:
     types: NDArray[np.uint8] | None = None
     marked: NDArray[np.int32] | None = None
     targets: NDArray[np.int32] | None = None
+    keys: NDArray[np.int32] | None = None
+    query: NDArray[np.float32] | None = None
     owner: Owner | None = None
     sent: float = inf  # to the engine, by time.monotonic()
     arrived: float = 0.0  # in its queue

@@ -1,4 +1,5 @@
-"""/predict and both dialects of /rerank; vLLM's /classify and /score. All on the sequence classification head.
+"""/predict and both dialects of /rerank; vLLM's /classify and /score. All on the sequence classification head; /rerank
+also by vectors of tokens (ColBERT), whose scores are as they are.
 
 TEI's routes give probabilities. The others apply the folder's activation, as `Model.predict` and vLLM do. An order is
 that of the logits: scores may be equal where these differ.
@@ -25,6 +26,7 @@ from ftbert.server.schemas import Classify, JinaRerank, PairLimits, Predict, Sco
 from ftbert.server.served_model import Computed, ServedModel
 from ftbert.server.settings import Settings
 from ftbert.server.text_encoder import Encoded
+from ftbert.server.token_vectors import similarities
 
 Sequences = list[str | tuple[str, str]]
 _CLASSIFIERS = ("classifier", "reranker")
@@ -73,11 +75,12 @@ def _ranked(body: TeiRerank, settings: Settings) -> Sequences:
     return [(body.query, text) for text in body.texts]
 
 
-@computes(TeiRerank, "predict", "reranker", texts=_ranked)
+@computes(TeiRerank, "predict", "reranker", "multi_vector", texts=_ranked)
 async def _rerank_texts(asked: Asked[TeiRerank]) -> Made:
     body = asked.body
-    done = await _logits(asked, reading(body, asked.model))
-    scores = done.rows[:, 0] if body.raw_scores else probabilities(done.rows)[:, 0]
+    how, late = reading(body, asked.model), asked.model.about.task == "multi_vector"
+    done = await (_similarities(asked, how) if late else _logits(asked, how))
+    scores = done.rows[:, 0] if body.raw_scores or late else probabilities(done.rows)[:, 0]
     found: list[dict[str, Any]] = []
     for index in _best_first(done.rows[:, 0]):
         found.append({"index": index, "score": float(scores[index])})
@@ -93,11 +96,12 @@ def _ranked_documents(body: JinaRerank, settings: Settings) -> Sequences:
     return [(body.query, one if isinstance(one, str) else one.text) for one in body.documents]
 
 
-@computes(JinaRerank, "predict", "reranker", texts=_ranked_documents)
+@computes(JinaRerank, "predict", "reranker", "multi_vector", texts=_ranked_documents)
 async def rerank_documents(asked: Asked[JinaRerank]) -> Made:
     body, model = asked.body, asked.model
-    done = await _limited_logits(asked)
-    scores = _activated(model, done, body.use_activation)[:, 0]
+    late = model.about.task == "multi_vector"
+    done = await (_similarities(asked, limited_reading(body, model)) if late else _limited_logits(asked))
+    scores = _activated(model, done, False if late else body.use_activation)[:, 0]
     results: list[dict[str, Any]] = []
     for index in _best_first(done.rows[:, 0])[: body.top_n]:
         results.append({"index": index, "relevance_score": float(scores[index])})
@@ -184,6 +188,20 @@ def _logits(
 
     size = sum(len(one) if isinstance(one, str) else len(one[0]) + len(one[1]) for one in sequences)
     return asked.model.compute(asked.request, Kind.LOGITS, size, encode)
+
+
+def _similarities(asked: Asked[Any], how: Reading) -> Coroutine[Any, Any, Computed]:
+    """rows: float32 [documents, 1]. ApiError 422 for what is of pairs."""
+    body = asked.body
+    _instruction(body, asked.model)
+    if isinstance(body, TeiRerank) and body.prompt_name is not None:
+        words = "`prompt_name` is not supported: queries and texts have prompts of their own"
+        raise validation(words, param="prompt_name")
+    for name in ("max_tokens_per_query", "max_tokens_per_doc"):
+        if getattr(body, name, None):
+            words = f"`{name}` is not supported: lengths are the folder's; `truncate_prompt_tokens` is a document's"
+            raise validation(words, param=name)
+    return similarities(asked, body.query, [text for _, text in asked.texts], how)
 
 
 def _instruction(body: TeiRerank | PairLimits, model: ServedModel) -> str | None:

@@ -137,7 +137,7 @@ async def _by_model(app: App, request: Request) -> Response:
     if task == "sparse":
         return await embed_routes.embed_sparse(app, request)
     if task == "multi_vector":
-        return await embed_routes.embed_all(app, request)
+        return await (rank_routes.rerank if "query" in fields else embed_routes.embed_all)(app, request)
     if task == "embedding":
         similar = "source_sentence" in await fields_of(fields.get("inputs", msgspec.Raw()))
         return await (embed_routes.similarity if similar else embed_routes.embed)(app, request)

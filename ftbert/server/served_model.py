@@ -181,7 +181,7 @@ class ServedModel:
         tokenised = time.monotonic()
         job = Job(
             next_id(), kind, encoded.ids, encoded.offsets, self.deadline(request),
-            encoded.skip, encoded.types, encoded.marked, encoded.targets,
+            encoded.skip, encoded.types, encoded.marked, encoded.targets, encoded.keys, encoded.query,
         )  # fmt: skip
         if request.disconnected:
             raise Disconnected

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ftbert.server.description import Description
 from ftbert.server.errors import ApiError, validation
-from ftbert.text import FastTokenizer, LimitedPairs, TemplateEncoder, Tokens, panics_as_errors, tokens_of
+from ftbert.text import FastTokenizer, LimitedPairs, TemplateEncoder, Tokens, expanded, panics_as_errors, tokens_of
 
 # More characters are not handed to `tokenizers` at once: there they take up to 600 MB.
 _LONGEST = 1 << 20
@@ -22,8 +22,8 @@ INLINE_CHARACTERS, _INLINE_CHARACTERS_WORDPIECE = 512, 4096
 
 @dataclass
 class Encoded:
-    """Texts of a request. ids: int32 [tokens]; offsets: int64 [texts + 1]; skip, types, marked, targets: as of
-    Job. encodings: of `tokenizers`, where places in the text were asked for."""
+    """Texts of a request. ids: int32 [tokens]; offsets: int64 [texts + 1]; skip, types, marked, targets, keys, query:
+    as of Job. encodings: of `tokenizers`, where places in the text were asked for."""
 
     ids: NDArray[np.int32]
     offsets: NDArray[np.int64]
@@ -32,6 +32,8 @@ class Encoded:
     types: NDArray[np.uint8] | None = None
     marked: NDArray[np.int32] | None = None
     targets: NDArray[np.int32] | None = None
+    keys: NDArray[np.int32] | None = None
+    query: NDArray[np.float32] | None = None
     encodings: Sequence[Any] = ()
 
     @property
@@ -81,6 +83,20 @@ class TextEncoder:
             skip = self._prompt_tokens(prompt)
             encoded.skip = np.array([skip if isinstance(one, str) else 0 for one in inputs], dtype=np.int32)
         return encoded
+
+    def encode_queries(
+        self, inputs: Sequence[str | list[int]], prompt: str, truncate: bool, side: str, most: int | None = None
+    ) -> Encoded:
+        """`encode`, and each made longer where the model's folder says so."""
+        expansion = self.about.vectors.expansion
+        if expansion is None:
+            return self.encode(inputs, prompt, truncate, side, most)
+        length = expansion.length if expansion.exact else max(most or self.about.text.max_length, expansion.length)
+        made = self.encode(inputs, prompt, truncate, side, length)
+        given = Tokens(made.ids.astype(np.int64), made.offsets)
+        found = expanded(given, expansion.token, expansion.length, expansion.attend)
+        keys = None if found.marks is None else np.array(found.marks, dtype=np.int32)
+        return Encoded(found.ids.astype(np.int32), found.starts, made.characters, keys=keys)
 
     def encode_pairs(
         self,

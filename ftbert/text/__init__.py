@@ -22,14 +22,21 @@ from ftbert.text.templates import PairTemplate, TemplateEncoder
 from ftbert.text.token_arrays import SparseVector, entries_of, lexical, looked_up, tokens_kept, unweighted
 from ftbert.text.token_classification import IGNORED, STRATEGIES, TokenLabels
 from ftbert.text.tokenizer import Tokenizer
-from ftbert.text.tokens import Tokens, joined, tokens_of
-from ftbert.text.vector_modules import MULTI_LINEAR, SPARSE_LINEAR, MultiSettings, SparseSettings, width_behind
+from ftbert.text.tokens import Tokens, expanded, joined, tokens_of
+from ftbert.text.vector_modules import (
+    MULTI_LINEAR,
+    SPARSE_LINEAR,
+    Expansion,
+    MultiSettings,
+    SparseSettings,
+    width_behind,
+)
 
 if TYPE_CHECKING:
     from ftbert.text.computing import compute_windows, launch
     from ftbert.text.encoding import embedding, loaded_tokenizer, text_options, tokenizer_of
     from ftbert.text.late_chunks import cut_embedding, takes_chunks
-    from ftbert.text.multi_vector import multi_vector_embedding, skipped_ids, token_vectors
+    from ftbert.text.multi_vector import compared, expansion_token, multi_vector_embedding, skipped_ids, token_vectors
     from ftbert.text.pooling import Upload, dense_of, filling, pooled_rows, text_vectors, token_states
     from ftbert.text.precision import check_ranges, quantized, ranges_of, stored_as
     from ftbert.text.scoring import ScoreSettings, next_logits, score_ids, score_task
@@ -41,11 +48,12 @@ if TYPE_CHECKING:
 __all__ = [
     "COLBERT_METADATA", "IGNORED", "MULTI_LINEAR", "SPARSE_LINEAR", "STRATEGIES", "TOKENIZER_FILES",
     "TOKENIZER_SUFFIXES", "Batch",
-    "CallersThread", "FastTokenizer", "Job", "Launch", "LimitedPairs", "Model2vecReading", "MultiSettings",
+    "CallersThread", "Expansion", "FastTokenizer", "Job", "Launch", "LimitedPairs", "Model2vecReading", "MultiSettings",
     "OtherVectors", "PairTemplate", "ReplicaThreads", "Result", "ScoreSettings", "SparseSettings", "SparseVector",
     "TemplateEncoder", "TextModel", "TextOptions", "TextSettings", "TokenLabels", "Tokenizer", "Tokens", "Upload",
     "Window", "Workers", "batches_of", "by_token_budget", "check_charsmaps", "check_pooling", "check_ranges",
-    "compute_windows", "cut_embedding", "dense_of", "embedding", "entries_of", "filling", "joined", "launch",
+    "compared", "compute_windows", "cut_embedding", "dense_of", "embedding", "entries_of", "expanded",
+    "expansion_token", "filling", "joined", "launch",
     "lexical", "load_tokenizer", "loaded_tokenizer", "looked_up", "multi_vector_embedding", "next_logits", "pack",
     "pooled_rows", "takes_chunks", "panics_as_errors", "quantized", "ranges_of", "score_ids", "score_task", "sharing",
     "skipped_ids", "sparse_embedding", "splade_rows", "stored_as", "table_tokenizer", "table_weights", "text_options",
@@ -59,7 +67,7 @@ _LATE = {
     "cut_embedding": "late_chunks", "dense_of": "pooling", "embedding": "encoding", "filling": "pooling",
     "launch": "computing",
     "loaded_tokenizer": "encoding",
-    "multi_vector_embedding": "multi_vector",
+    "compared": "multi_vector", "expansion_token": "multi_vector", "multi_vector_embedding": "multi_vector",
     "pooled_rows": "pooling", "takes_chunks": "late_chunks", "next_logits": "scoring", "quantized": "precision",
     "ranges_of": "precision", "score_ids": "scoring", "score_task": "scoring", "sharing": "shared_prefix",
     "skipped_ids": "multi_vector", "sparse_embedding": "sparse", "splade_rows": "sparse", "stored_as": "precision",

@@ -15,10 +15,9 @@ from ftbert.packed_model import PackedModel
 from ftbert.text.batching import Batch
 from ftbert.text.computing import compute_all
 from ftbert.text.encoding import tokenizer_of
-from ftbert.text.multi_vector import batch_vectors, multi_vector_embedding, skipped_ids
+from ftbert.text.multi_vector import batch_vectors, compared, multi_vector_embedding, skipped_ids
 from ftbert.text.pooling import Upload
 from ftbert.text.scoring import rank, to_rank
-from ftbert.text.token_arrays import tokens_kept
 from ftbert.text.tokens import listed
 
 # Types in which vectors are multiplied as they are; others become float32.
@@ -82,27 +81,17 @@ def _scores(
     tokenizer = tokenizer_of(model)
     settings = tokenizer.settings.multi
     assert settings is not None
-    skipped, width = skipped_ids(tokenizer, settings, "document"), vectors.shape[1]
+    skipped = skipped_ids(tokenizer, settings, "document")
     offsets = np.array([0, len(vectors)], dtype=np.int32)
 
     def compute(model: PackedModel, batch: Batch, upload: Upload) -> Tensor:
         found = batch_vectors(model, batch, upload, settings)
-        kept = tokens_kept(batch.ids, batch.cu_seqlens, skipped, settings.first)
-        cu = batch.cu_seqlens
-        if not kept.all():
-            found = found[upload(np.flatnonzero(kept))]
-            cu = offsets_of(kept, cu)
-        query = upload(vectors.reshape(-1, width)), upload(offsets)
-        return torch.ops.ftbert.max_sim(*query, found.contiguous(), upload(cu))[0, :, None]  # type: ignore[no-any-return]
+        rows, cu = compared(found, batch.ids, batch.cu_seqlens, skipped, settings.first, upload)
+        query = upload(vectors), upload(offsets)
+        return torch.ops.ftbert.max_sim(*query, rows, upload(cu))[0, :, None]  # type: ignore[no-any-return]
 
     work = replace(work, compute=compute, parts=None, width=1)
     return compute_all(model, texts, work, show_progress_bar)[:, 0]  # type: ignore[no-any-return]
-
-
-def offsets_of(kept: NDArray[np.bool_], cu_seqlens: NDArray[np.int32]) -> NDArray[np.int32]:
-    """int32 [texts + 1]: of the tokens that are kept of those with these offsets."""
-    before = np.concatenate([[0], np.cumsum(kept)])
-    return before[cu_seqlens].astype(np.int32)
 
 
 def _both(one: Any, other: Any) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:

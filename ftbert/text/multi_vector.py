@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,7 +19,7 @@ from ftbert.text.encoding import text_options, tokenizer_of
 from ftbert.text.pooling import Upload, dense_of, token_states
 from ftbert.text.token_arrays import tokens_kept
 from ftbert.text.tokenizer import Tokenizer
-from ftbert.text.tokens import Text, Tokens, tokens_of
+from ftbert.text.tokens import Text, Tokens, expanded
 from ftbert.text.vector_modules import Expansion, MultiSettings, width_behind
 
 
@@ -82,14 +81,31 @@ def skipped_ids(tokenizer: Tokenizer, settings: MultiSettings, task: str | None)
     return np.array(found, dtype=np.int64)
 
 
-def _expanded(tokenizer: Tokenizer, texts: Sequence[Text], prompt: str, length: int, expansion: Expansion) -> Tokens:
+def compared(
+    vectors: torch.Tensor, ids: NDArray[Any], cu_seqlens: NDArray[np.int32], skipped: NDArray[np.int64], first: bool,
+    upload: Upload,
+) -> tuple[torch.Tensor, NDArray[np.int32]]:  # fmt: skip
+    """Of vectors [tokens, width] on a device those of tokens that have one, as of `tokens_kept`, and the texts' offsets
+    among them."""
+    kept = tokens_kept(ids, cu_seqlens, skipped, first)
+    if kept.all():
+        return vectors.contiguous(), cu_seqlens
+    before = np.concatenate([[0], np.cumsum(kept)])
+    return vectors[upload(np.flatnonzero(kept))], before[cu_seqlens].astype(np.int32)
+
+
+def expansion_token(tokenizer: Tokenizer, expansion: Expansion) -> int:
+    """The id by which queries are made longer. ValueError where the tokenizer has none."""
     loaded = tokenizer.loaded
     token = loaded.mask_token_id if loaded.mask_token_id is not None else loaded.eos_token_id
     if expansion.token is not None:
         token = loaded.convert_tokens_to_ids(expansion.token)
     if token is None:
         raise ValueError("the tokenizer has no token for queries to be made longer by")
+    return int(token)
+
+
+def _expanded(tokenizer: Tokenizer, texts: Sequence[Text], prompt: str, length: int, expansion: Expansion) -> Tokens:
     most = tokenizer.check_length(expansion.length, "query_expansion: length")
-    rows = tokenizer.tokens(texts, prompt, most if expansion.exact else max(most, length)).rows()
-    made = tokens_of([[*row.tolist(), *[token] * (most - len(row))] for row in rows])
-    return made if expansion.attend else replace(made, marks=[len(row) for row in rows])  # tokens attended to
+    found = tokenizer.tokens(texts, prompt, most if expansion.exact else max(most, length))
+    return expanded(found, expansion_token(tokenizer, expansion), most, expansion.attend)

@@ -82,6 +82,13 @@ def tokens_of(rows: Sequence[list[int]], types: Sequence[list[int]] | None = Non
     return Tokens(_flat(rows), starts, None if types is None else _flat(types))
 
 
+def expanded(tokens: Tokens, token: int, length: int, attend: bool) -> Tokens:
+    """Each text, brought to `length` tokens by this one. Without `attend` its mark is how many are attended to."""
+    rows = tokens.rows()
+    made = tokens_of([[*row.tolist(), *[token] * (length - len(row))] for row in rows])
+    return made if attend else replace(made, marks=[len(row) for row in rows])
+
+
 def joined(parts: Sequence[Tokens]) -> Tokens:
     """The texts of all parts in turn."""
     if len(parts) == 1:

@@ -52,7 +52,8 @@ struct QueriesKeysValues {
 };
 
 // The keys before a sequence's first query: query i stands at key i + this.
-FTBERT_HOST_DEVICE constexpr int64_t keys_ahead(int64_t queries, int64_t keys) {
+template <class I>
+FTBERT_HOST_DEVICE constexpr I keys_ahead(I queries, I keys) {
   return keys > queries ? keys - queries : 0;
 }
 

@@ -68,7 +68,7 @@ struct KeysInWindow {
       : window(window), start(begin_k[block.sequence]), queries(block.length) {
     const int end_query = min(block.first_query + of_block, block.length);
     length = end_k[block.sequence] - start;
-    ahead = static_cast<int>(keys_ahead(block.length, length));
+    ahead = keys_ahead(block.length, length);
     before = begin(block.first_query);
     keys = window.end(end_query - 1 + ahead, length) - before;
   }

@@ -33,7 +33,7 @@ struct SplitKeys {
     keys = __ldcg(p.end_k + sequence) - first_key;
     place = p.adds() && p.added.rotation.table != nullptr && queries > 0 ? __ldcg(p.added.positions + query - p.first_q)
                                                                          : 0;
-    const int position = static_cast<int>(keys_ahead(queries, keys));  // of the query among the keys
+    const int position = keys_ahead(queries, keys);  // of the query among the keys
     const int begin_seen = p.window.begin(position), seen = p.window.end(position, keys) - begin_seen;
     // The same for all blocks of the sequence and head.
     const int each = ((max(seen, 1) + splits - 1) / splits + Shape::kStep - 1) / Shape::kStep * Shape::kStep;
