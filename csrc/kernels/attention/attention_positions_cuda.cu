@@ -10,9 +10,9 @@ namespace {
 
 template <class T>
 PositionTables<native_t<T>> tables_of(const PositionProducts<T>& positions) {
-  for (const T* table : {positions.keys, positions.queries})
-    FTBERT_CHECK(reinterpret_cast<uintptr_t>(table) % 16 == 0,
-                 "attention on a GPU reads 16 bytes at a time: tables of positions must begin at multiples of that");
+  const auto places = reinterpret_cast<uintptr_t>(positions.keys) | reinterpret_cast<uintptr_t>(positions.queries);
+  FTBERT_CHECK(places % 16 == 0,
+               "attention on a GPU reads 16 bytes at a time: tables of positions must begin at multiples of that");
   return {native(positions.keys), native(positions.queries), positions.columns, static_cast<int>(positions.stride),
           static_cast<int>(positions.reach)};
 }
