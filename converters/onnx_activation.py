@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache, partial
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -40,6 +41,12 @@ def _known() -> dict[str, Callable[[Tensor], Tensor]]:
 
     names = {kind: name for name, kind in reversed(activations().items()) if name in ACT2FN}
     return {name: ACT2FN[name] for name in (*names.values(), "quick_gelu", "sigmoid")}
+
+
+def evaluated(name: str, values: np.ndarray) -> np.ndarray:
+    """The function of that name, which `activation` gave."""
+    found: np.ndarray = _known()[name](torch.from_numpy(values)).numpy()
+    return found
 
 
 def activation(graph: Graph, start: str, end: str) -> str:

@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ftbert.checkpoint import Checkpoint, warn_caller
+from ftbert.checkpoint import MODULES, Checkpoint, warn_caller
 from ftbert.converters.onnx_encoder import Encoder
 from ftbert.converters.onnx_file import OnnxFile, data_files
+from ftbert.converters.onnx_head import GraphHead, scores
 
 # Of the largest value that the graph computes, by the ONNX type of its weights. Rounding makes 1.2e-6 (all-MiniLM-L6-v2
 # at 512 tokens). A 16-bit graph is evaluated in float32 too, but its constants, the scores' scale and GELU's among
@@ -36,6 +37,12 @@ _NEAR = 0.9
 _SEQ, _LONG, _MOST_TOKENS = 12, 512, 16384
 _KINDS = ("full", "right-padded", "left-padded", "holed")
 _NUMPY = {1: "f4", 2: "u1", 3: "i1", 6: "i4", 7: "i8", 9: "?", 10: "f4", 11: "f8", 16: "f4"}
+_USUAL = "mean"
+_POOLS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    "mean": lambda one, mask: (one * mask).sum(1) / mask.sum(1),
+    "cls": lambda one, mask: one[:, 0],
+    "max": lambda one, mask: np.where(mask, one, -np.inf).max(1),
+}
 _ROOT = str(Path(__file__).absolute().parents[2])  # where ftbert is imported from
 _CHILD = """
 import sys
@@ -56,7 +63,7 @@ class _Batch:
     types: np.ndarray
 
 
-def check_graph(file: OnnxFile, encoder: Encoder, checkpoint: Checkpoint) -> None:
+def check_graph(file: OnnxFile, encoder: Encoder, head: GraphHead | None, checkpoint: Checkpoint) -> None:
     """ValueError names the file and says by how much and where the two differ, or why the graph cannot be evaluated.
 
     Outputs that are neither the last hidden state, nor the pooler's, nor a pooling of the former are named in a
@@ -73,7 +80,8 @@ def check_graph(file: OnnxFile, encoder: Encoder, checkpoint: Checkpoint) -> Non
         _check_effects(encoder, base.mask == 1, probed)
         runs = runs[: len(batches)]
         ours = _compute(checkpoint, batches)
-        left_out = _compare(file, encoder, pooler, batches, runs, ours)
+        scored = {} if head is None else {head.output: _scores(head, checkpoint, ours)}
+        left_out, pooled_by = _compare(file, encoder, pooler, scored, batches, runs, ours)
         if file.quantised:
             as_written = _evaluate(file, feeds[: len(batches)], [encoder.hidden], floats=False)
             _expect_near(encoder.hidden, batches, as_written, ours)
@@ -82,8 +90,15 @@ def check_graph(file: OnnxFile, encoder: Encoder, checkpoint: Checkpoint) -> Non
     if left_out:
         names = ", ".join(left_out[:8]) + (f" and {len(left_out) - 8} more" if len(left_out) > 8 else "")
         warn_caller(
-            f"{file.path}: its outputs {names} are left out; only the encoder and the pooler are read",
+            f"{file.path}: its outputs {names} are left out; the encoder, the pooler and a head of scores are read",
         )
+    folder = checkpoint.folder
+    for name, pooling in pooled_by.items():
+        if pooling not in ("", _USUAL) and (folder is None or not (folder / MODULES).exists()):
+            warn_caller(
+                f"{file.path}: its output {name!r} is pooled by {pooling!r}, and no {MODULES} says so: pass "
+                f"pooling={pooling!r} to encode, which takes {_USUAL!r}"
+            )
     if not encoder.mask:
         warn_caller(f"{file.path}: takes no mask and attends to padding; ftbert attends to none")
 
@@ -240,15 +255,27 @@ def _compute(checkpoint: Checkpoint, batches: list[_Batch]) -> list[tuple[np.nda
     return found
 
 
+def _scores(
+    head: GraphHead, checkpoint: Checkpoint, ours: list[tuple[np.ndarray, np.ndarray]]
+) -> list[np.ndarray]:
+    """What the checkpoint's head makes of our results for each batch."""
+    prefix = f"heads.{head.task}."
+    names = [name for name in checkpoint.tensors if name.startswith(prefix)]
+    weights = {name.removeprefix(prefix): checkpoint.read(name).float().numpy() for name in names}
+    return [scores(head, weights, hidden, pooled) for hidden, pooled in ours]
+
+
 def _compare(
     file: OnnxFile,
     encoder: Encoder,
     pooler: bool,
+    scored: dict[str, list[np.ndarray]],
     batches: list[_Batch],
     runs: list[dict[str, np.ndarray]],
     ours: list[tuple[np.ndarray, np.ndarray]],
-) -> list[str]:
-    """The graph's outputs that ftbert does not compute. ValueError where a value that it computes is another one."""
+) -> tuple[list[str], dict[str, str]]:
+    """The graph's outputs that ftbert does not compute, and how others are pooled. scored: by name, those of the head.
+    ValueError where a value that it computes is another one."""
     hidden, pooled = [one for one, _ in ours], [one for _, one in ours]
 
     limit = _LIMITS.get(encoder.tables.word.type, _LIMIT)
@@ -259,19 +286,24 @@ def _compare(
     problem = differ(encoder.hidden, hidden)
     if not problem and pooler and encoder.pooled:
         problem = differ(encoder.pooled, pooled)
+    for name, expected in scored.items():
+        problem = problem or differ(name, expected)
     if problem:
         raise ValueError(problem)
-    left_out, similar = [], {}
-    for name in file.outputs:
+    left_out, similar, pooled_by = [], {}, dict[str, str]()
+    vectors = list(_vectors(batches, hidden, pooled))
+    for name in (name for name in file.outputs if name not in scored):
         theirs = [run[name] for run in runs]
         if [one.shape for one in theirs] == [one.shape for one in hidden]:
             similar[name] = differ(name, hidden)
-        elif not any(differ(name, one) == "" for one in _vectors(batches, hidden, pooled)):
+        elif (how := next((how for how, one in vectors if not differ(name, one)), None)) is None:
             left_out.append(f"{name!r} {list(theirs[0].shape)}")
+        else:
+            pooled_by[name] = how
     # Of the outputs that look like it one must be the last hidden state; others may be those of earlier layers.
     if similar and all(similar.values()):
         raise ValueError(next(iter(similar.values())))
-    return [repr(name) for name, problem in similar.items() if problem] + left_out
+    return [repr(name) for name, problem in similar.items() if problem] + left_out, pooled_by
 
 
 def _expect_near(
@@ -294,17 +326,16 @@ def _expect_near(
             )
 
 
-def _vectors(batches: list[_Batch], hidden: list[np.ndarray], pooled: list[np.ndarray]) -> Iterator[list[np.ndarray]]:
-    """What a graph may make of the last hidden state [batch, seq, hidden], one vector for each row."""
-    yield pooled
-    for pool in (
-        lambda one, mask: (one * mask).sum(1) / mask.sum(1),
-        lambda one, mask: one[:, 0],
-        lambda one, mask: np.where(mask, one, -np.inf).max(1),
-    ):
+def _vectors(
+    batches: list[_Batch], hidden: list[np.ndarray], pooled: list[np.ndarray]
+) -> Iterator[tuple[str, list[np.ndarray]]]:
+    """What a graph may make of the last hidden state [batch, seq, hidden], one vector for each row, and the name of the
+    pooling; "" of the pooler's output."""
+    yield "", pooled
+    for name, pool in _POOLS.items():
         rows = [pool(one, batch.mask[..., None] == 1) for batch, one in zip(batches, hidden, strict=True)]
-        yield rows
-        yield [one / np.linalg.norm(one, axis=1, keepdims=True).clip(1e-12) for one in rows]
+        yield name, rows
+        yield name, [one / np.linalg.norm(one, axis=1, keepdims=True).clip(1e-12) for one in rows]
 
 
 def _difference(

@@ -82,8 +82,8 @@ class Pieces:
         raise ValueError(f"{what}: expected a residual sum behind it")
 
 
-def trace(graph: Graph) -> Encoder:
-    """ValueError says which piece of an encoder is missing."""
+def trace(graph: Graph) -> tuple[Encoder, Pieces]:
+    """The encoder, and what it was found in. ValueError says which piece of an encoder is missing."""
     kinds = {node.type for node in graph.nodes}
     if quantised := sorted(filter(is_in_8_bits, kinds)):
         raise ValueError(
@@ -110,7 +110,7 @@ def trace(graph: Graph) -> Encoder:
     encoder.pooler, encoder.pooled = _pooler(pieces, value)
     encoder.relative_bias = _relative_bias(pieces, attentions)
     encoder.mask = _mask(graph, encoder.tables, encoder.hidden)
-    return encoder
+    return encoder, pieces
 
 
 def _one(found: list[_T], what: str) -> _T:
@@ -154,18 +154,23 @@ def _layer(pieces: Pieces, attention: Attention, post: bool) -> Layer:
     return Layer(attention, out, second_norm, up, down, last_norm, kind, last_norm.output)
 
 
-def _pooler(pieces: Pieces, hidden: str) -> tuple[Linear | None, str]:
-    """The Linear over the first token with a tanh behind it, and the tanh's output."""
-    graph = pieces.graph
+def first_tokens(pieces: Pieces, hidden: str) -> list[Linear]:
+    """The Linears over the first token alone."""
+    found, graph = [], pieces.graph
     for source, linears in pieces.readers.items():
         node = graph.producer.get(source)
         picks = node is not None and node.type in ("Gather", "Slice") and graph.before_layout(node.inputs[0]) == hidden
-        if not picks or node is None or (node.type == "Gather" and graph.number(node.inputs[1]) != 0):
-            continue
-        for linear in linears:
-            for reader in graph.consumers.get(linear.output, []):
-                if reader.type == "Tanh":
-                    return linear, reader.outputs[0]
+        if picks and node is not None and (node.type == "Slice" or graph.number(node.inputs[1]) == 0):
+            found += linears
+    return found
+
+
+def _pooler(pieces: Pieces, hidden: str) -> tuple[Linear | None, str]:
+    """The Linear over the first token with a tanh behind it, and the tanh's output."""
+    for linear in first_tokens(pieces, hidden):
+        for reader in pieces.graph.consumers.get(linear.output, []):
+            if reader.type == "Tanh":
+                return linear, reader.outputs[0]
     return None, ""
 
 

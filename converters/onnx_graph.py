@@ -147,6 +147,10 @@ class Graph:
             self._sizes[name] = sides
         return self._sizes[name]
 
+    def resolved(self, name: str) -> str:
+        """The value that has this name in the file."""
+        return self._same.get(name, name)
+
     def before_layout(self, name: str) -> str:
         """The value that `name` is only another view of."""
         for _ in range(16):

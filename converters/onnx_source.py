@@ -2,8 +2,9 @@
 
 The graph is followed from the embeddings on (onnx_encoder.py), so it does not matter which exporter wrote the file
 and whether it kept any name. A config.json beside it is used and must agree with the graph; without one the config is
-what the graph says, eps, head count and activation included. Only the encoder and the pooler are taken. What was read
-is a guess until the graph itself has been evaluated and computes the same (onnx_check.py).
+what the graph says, eps, head count and activation included. The encoder, the pooler and a head of scores are taken
+(onnx_head.py). What was read is a guess until the graph itself has been evaluated and computes the same
+(onnx_check.py).
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from ftbert.checkpoint import FORMAT, ModelConfig, TensorSource, exists, list_fo
 from ftbert.converters.clip_families import text_part
 from ftbert.converters.families import find_family
 from ftbert.converters.family import Family
+from ftbert.converters.head_tables import HeadRow
 from ftbert.converters.onnx_config import differences, document, fit
 from ftbert.converters.onnx_encoder import Encoder, trace
 from ftbert.converters.onnx_file import BFLOAT16, DTYPES, OnnxFile, computed, data_files, read_onnx
 from ftbert.converters.onnx_graph import Graph, Matrix, histogram
+from ftbert.converters.onnx_head import GraphHead, described, find_head, row_of
 from ftbert.converters.onnx_integers import Dequantised, has_row_scales
 from ftbert.converters.onnx_pieces import Linear, Norm
 
@@ -33,10 +36,12 @@ _MOST = 20  # problems shown
 class OnnxSource(TensorSource):
     """The constants of a traced graph under HuggingFace's names, matrices as torch.nn.Linear has them."""
 
-    def __init__(self, file: OnnxFile, encoder: Encoder, tensors: dict[str, Matrix]) -> None:
+    def __init__(
+        self, file: OnnxFile, encoder: Encoder, head: GraphHead | None, tensors: dict[str, Matrix]
+    ) -> None:  # fmt: skip
         self.where = str(file.path)
         self.files = (file.path, *data_files(file.constants.values()))
-        self.file, self.encoder = file, encoder
+        self.file, self.encoder, self.head = file, encoder, head
         self._tensors = tensors
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -98,15 +103,26 @@ def open_onnx(path: Path) -> tuple[dict[str, Any], OnnxSource, Path | None]:
         given = _given_config(home)
         if given is not None:
             _expect_known(find_family(given))  # its reason goes before what the graph lacks
-        encoder = trace(Graph(file))
+        encoder, pieces = trace(Graph(file))
         config = document(encoder) if given is None else fit(given, encoder)
         family = find_family(config)
+        head = find_head(pieces, encoder, file.outputs)
+        row = None if head is None else row_of(head, family, encoder, config, given is not None)
+        if head is not None and row is not None:
+            config = described(head, row, family) | config
+            if row.dense and head.dense is encoder.pooler:  # a tanh, but no pooler
+                encoder.pooler, encoder.pooled = None, ""
         numbers = family.config(config)
         wrong = differences(numbers, encoder)
         if wrong:
             said = "what a config for it would say" if given is None else f"{home}/config.json"
             raise ValueError("\n  ".join([f"{said} does not fit the graph:", *wrong]))
-        source = OnnxSource(file, encoder, _names(family, numbers, encoder))
+        names = _names(family, numbers, encoder)
+        if head is None or row is None:
+            head = None
+        else:
+            names |= _head_names(head, row)
+        source = OnnxSource(file, encoder, head, names)
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
         # Of a flipped bit anything may come; the graph's own words are the best there is to say about it.
         raise ValueError(
@@ -134,6 +150,16 @@ def _given_config(home: Path | None) -> dict[str, Any] | None:
         return None
     found = read_json_object(home / "config.json")
     return None if found.get("format") == FORMAT else text_part(found)
+
+
+def _head_names(head: GraphHead, row: HeadRow) -> dict[str, Matrix]:
+    """As `_names`, of the head. What stands before its scores is the pooler where its class reads that."""
+    parts = {"out": head.out} | ({"dense": head.dense} if row.dense and head.dense is not None else {})
+    found = {row.names(f"{part}.weight")[0]: linear.weight for part, linear in parts.items()}
+    return found | {
+        row.names(f"{part}.bias")[0]: Matrix(linear.bias or computed("", np.zeros(linear.n, np.float32)))
+        for part, linear in parts.items()
+    }
 
 
 def _names(family: Family, config: ModelConfig, encoder: Encoder) -> dict[str, Matrix]:

@@ -65,7 +65,7 @@ def open_checkpoint(
         _expect_no_hub(str(onnx), revision, token)
         document, initialisers, home = open_onnx(onnx)
         checkpoint = _from_huggingface(document, initialisers, home, str(onnx))
-        check_graph(initialisers.file, initialisers.encoder, checkpoint)
+        check_graph(initialisers.file, initialisers.encoder, initialisers.head, checkpoint)
         return with_int8(checkpoint, initialisers)
     gguf = gguf_of(source)
     if gguf is not None:

@@ -148,15 +148,6 @@ def test_export_for_one_shape(exporter: str, tmp_path: Path) -> None:
     assert_close(got, onnxruntime_hidden(path, ids, mask), atol=2e-5, what="against onnxruntime")
 
 
-def test_head_is_left_out_with_a_word(tmp_path: Path) -> None:
-    reference = make_model("bert", "sequence_classification", 0)
-    path = export(reference, tmp_path / "m.onnx", dynamo=False)
-    with pytest.warns(UserWarning, match=r"m\.onnx: its outputs 'hidden' \[8, 3\] are left out"):
-        model = ftbert.load(path)
-    assert model.config.pooler
-    same_weights(model, reference.bert)
-
-
 def test_folder_with_config_and_tokenizer(tiny_bert: Any, tmp_path: Path) -> None:
     folder = tiny_bert(tmp_path)
     model = ftbert.load(folder)
