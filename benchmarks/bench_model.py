@@ -6,14 +6,13 @@
     python benchmarks/bench_model.py --device cuda --dtype int8
     python benchmarks/bench_model.py --threads 2 --dtype int8
 
-A point is MODEL:BATCHxLONGEST:FILL with MODEL minilm, base, large, modernbert, qwen3 or deberta, and FILL "ragged" (a
-third of the padded batch is text, as in real short texts), "half" (lengths drawn around half of the longest), "full" or
-"mlperf" (lengths as of MLPerf's BERT: 384 at most, 177 in the mean). Without --point a GPU gets a grid of 108, 36 for
-each of BERT's, in fp8 14; the CPU four; --model modernbert, qwen3 and deberta have points of their own. Peers take
-turns; times are medians; tokens/s counts valid tokens. Every output is compared with transformers in float32 before it
-is timed: the largest difference, and the square root of the mean squared one over that of the numbers. The numbers go
-to a JSON file
-that says where they come from, and as Markdown to stdout.
+A point is MODEL:BATCHxLONGEST:FILL with MODEL minilm, base, large, modernbert, qwen3, deberta, t5 or esm, and FILL
+"ragged" (a third of the padded batch is text, as in real short texts), "half" (lengths drawn around half of the
+longest), "full" or "mlperf" (lengths as of MLPerf's BERT: 384 at most, 177 in the mean). Without --point a GPU gets a
+grid of 108, 36 for each of BERT's, in fp8 14; the CPU four; --model modernbert, qwen3, deberta, t5 and esm have points
+of their own. Peers take turns; times are medians; tokens/s counts valid tokens. Every output is compared with
+transformers in float32 before it is timed: the largest difference, and the square root of the mean squared one over
+that of the numbers. The numbers go to a JSON file that says where they come from, and as Markdown to stdout.
 
 In fp8 models are quantized by plain rounding, with scales from random tokens (quantized.py), and everything else is in
 fp16, of modern models in bf16; the same model without fp8, ours and PyTorch's, takes turns with them. So it is in int8
@@ -43,6 +42,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import torch  # noqa: E402
+from encoder_peers import ENCODER_PEERS  # noqa: E402
 from floors import GpuProducts, byte_floor, cpu_gemm_floor, split  # noqa: E402
 from fp8_peers import FP8_PEERS  # noqa: E402
 from int8_peers import INT8_PEERS  # noqa: E402
@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     usual = usual_points(device, options.dtype)
     points = options.point or [point for point in usual if point[0] in (options.model or SHAPES)]
     wanted = [
-        peer for peer in (*PEERS, *MODERN_PEERS, *FP8_PEERS, *INT8_PEERS, *RUNTIMES)
+        peer for peer in (*PEERS, *MODERN_PEERS, *ENCODER_PEERS, *FP8_PEERS, *INT8_PEERS, *RUNTIMES)
         if device.type in peer.devices and dtype in peer.dtypes
         and (any(p in peer.name for p in options.peer) if options.peer else options.all_peers or not peer.on_request)
     ]  # fmt: skip

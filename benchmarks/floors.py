@@ -29,7 +29,8 @@ def byte_floor(reference: Any, tokens: int, device: torch.device, dtype: torch.d
     """Seconds in which every weight is read once, and the tokens' embeddings read and results written, at the speed of
     a copy. What layers hand to each other may stay in a cache and is not counted."""
     size, c = dtype.itemsize, reference.config
-    weights = sum(p.numel() for name, p in reference.named_parameters() if "embeddings" not in name)
+    tables = re.compile("embeddings|^shared|^encoder.embed_tokens")
+    weights = sum(p.numel() for name, p in reference.named_parameters() if not tables.search(name))
     if device not in _bandwidth:
         _bandwidth[device] = bandwidth(device)
     other = dtype if dtype not in EIGHT_BITS else torch.float32 if device.type == "cpu" else torch.float16
@@ -45,8 +46,10 @@ def cpu_gemm_floor(reference: Any, tokens: int, dtype: torch.dtype) -> float:
 
 def layer_products(config: Any) -> list[tuple[int, int]]:
     """(n, k) of a layer's qkv, out, up (with the gate, where there is one) and down."""
-    hidden, inter, gated = config.hidden_size, config.intermediate_size, config.model_type in ("modernbert", "qwen3")
-    size = getattr(config, "head_dim", None) or hidden // config.num_attention_heads
+    hidden, t5 = config.hidden_size, config.model_type == "t5"
+    inter = config.d_ff if t5 else config.intermediate_size
+    gated = config.is_gated_act if t5 else config.model_type in ("modernbert", "qwen3")
+    size = getattr(config, "d_kv" if t5 else "head_dim", None) or hidden // config.num_attention_heads
     width, kv = config.num_attention_heads * size, getattr(config, "num_key_value_heads", config.num_attention_heads)
     return [(width + 2 * kv * size, hidden), (hidden, width), (inter * (1 + gated), hidden), (hidden, inter)]
 

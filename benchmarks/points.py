@@ -19,7 +19,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "base": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
     "large": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
 }
-# Published configurations: ModernBERT-base, Qwen3-Embedding-0.6B, DeBERTa-v3-base.
+# Published configurations: ModernBERT-base, Qwen3-Embedding-0.6B, DeBERTa-v3-base, T5-v1.1-XXL's encoder, ESM-2 650M.
 MODERN: dict[str, dict[str, Any]] = {
     "modernbert": {
         "model_type": "modernbert", "vocab_size": 50368, "hidden_size": 768, "num_hidden_layers": 22,
@@ -38,11 +38,24 @@ MODERN: dict[str, dict[str, Any]] = {
         "relative_attention": True, "pos_att_type": "p2c|c2p", "position_biased_input": False, "position_buckets": 256,
         "share_att_key": True, "norm_rel_ebd": "layer_norm", "pad_token_id": 0,
     },
+    "t5": {
+        "model_type": "t5", "vocab_size": 32128, "d_model": 4096, "num_layers": 24, "num_heads": 64, "d_kv": 64,
+        "d_ff": 10240, "feed_forward_proj": "gated-gelu", "relative_attention_num_buckets": 32,
+        "relative_attention_max_distance": 128, "tie_word_embeddings": False,
+    },
+    "esm": {
+        "model_type": "esm", "vocab_size": 33, "hidden_size": 1280, "num_hidden_layers": 33, "num_attention_heads": 20,
+        "intermediate_size": 5120, "max_position_embeddings": 1026, "position_embedding_type": "rotary",
+        "token_dropout": True, "emb_layer_norm_before": False, "pad_token_id": 1, "mask_token_id": 32,
+        "layer_norm_eps": 1e-5,
+    },
 }  # fmt: skip
 MODERN_POINTS = {
     "modernbert": ("1x128:full", "32x128:half", "32x512:full", "8x2048:half", "2x8192:full"),
     "qwen3": ("1x128:full", "32x128:half", "32x512:full", "8x2048:half"),
     "deberta": ("1x128:full", "8x128:half", "32x128:half", "32x512:full", "32x512:half"),
+    "t5": ("1x77:full", "1x256:full", "1x512:full"),  # prompts of image models
+    "esm": ("1x256:full", "8x512:half", "16x1000:half"),
 }
 CPU_POINTS = ("base:16x128:ragged", "base:16x128:full", "minilm:32x128:ragged", "minilm:32x128:full")
 # Of a GPU: every model x batch x length x fill.
@@ -86,14 +99,15 @@ def parse_point(text: str) -> tuple[str, int, int, str]:
 
 def reference_model(name: str, minilm: Path | None) -> Any:
     """transformers, float32. Random weights of that shape, except the real MiniLM where it is given."""
-    from transformers import AutoConfig, AutoModel, BertConfig, BertModel
+    from transformers import AutoConfig, AutoModel, BertConfig, BertModel, T5EncoderModel
 
     if name == "minilm" and minilm:
         return AutoModel.from_pretrained(minilm).float().eval()
     torch.manual_seed(0)
     if name in MODERN:
         config = dict(MODERN[name])
-        model = AutoModel.from_config(AutoConfig.for_model(config.pop("model_type"), **config), dtype=torch.float32)
+        made: Any = AutoConfig.for_model(config.pop("model_type"), **config)
+        model = T5EncoderModel(made) if name == "t5" else AutoModel.from_config(made, dtype=torch.float32)
     else:
         model = BertModel(BertConfig(**SHAPES[name]), add_pooling_layer=False)
     with torch.no_grad():
