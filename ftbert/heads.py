@@ -158,7 +158,7 @@ class HeadedModule(EncoderModule):
         inputs = _choices_as_rows(input_ids, attention_mask, token_type_ids)
         input_ids, attention_mask, token_type_ids, choices = inputs
         want = ["packed_tokens", "packed_index", "cu_seqlens", "first", "pooled"] + want
-        made = self.forward_batch(input_ids, attention_mask, token_type_ids, None, 0, want, None, 0)
+        made = self.forward_batch(input_ids, attention_mask, token_type_ids, None, 0, want, None, 0, None)
         packed, index, cu_seqlens, first, pooled = made[0], made[1], made[2], made[3], made[4]
         batch, seq = input_ids.shape[0], input_ids.shape[1]
         hidden = torch.ops.ftbert.restore_padding(packed, index).view(batch, seq, packed.shape[1])
@@ -189,7 +189,8 @@ class HeadedModule(EncoderModule):
             raise ValueError("run_first: a head of this model reads every token; call run")
         rows = _choices_as_rows(input_ids, attention_mask, token_type_ids)
         input_ids, attention_mask, token_type_ids, choices = rows
-        made = self.forward_batch(input_ids, attention_mask, token_type_ids, None, 0, ["first", "pooled"], None, 0)
+        want = ["first", "pooled"]
+        made = self.forward_batch(input_ids, attention_mask, token_type_ids, None, 0, want, None, 0, None)
         none = made[0][:0].int()
         return made[1], self._logits(made[0], none, made[0], made[1], [none] * len(self.heads), choices)
 
@@ -204,7 +205,7 @@ class HeadedModule(EncoderModule):
         """int [tokens], int32 [batch+1] -> the logits of every head: [tokens, outputs] for heads over tokens, else
         [batch, outputs] (of choices one output each). No padding anywhere, and no host synchronisation."""
         want = ["first", "pooled", "tokens"] if self.reads_tokens else ["first", "pooled"]
-        made = self.forward_batch(input_ids, None, token_type_ids, cu_seqlens, max_seqlen, want, None, 0)
+        made = self.forward_batch(input_ids, None, token_type_ids, cu_seqlens, max_seqlen, want, None, 0, None)
         rows: List[Tensor] = []  # noqa: UP006
         for head in self.heads:
             found = cu_seqlens[:0]
@@ -225,7 +226,7 @@ class HeadedModule(EncoderModule):
     ) -> Tensor:
         """The first head's logits at the tokens where the bool [batch, seq] is set, row by row: [count, outputs]."""
         want = ["packed_tokens", "packed_index"]
-        made = self.forward_batch(input_ids, attention_mask, token_type_ids, None, 0, want, None, 0)
+        made = self.forward_batch(input_ids, attention_mask, token_type_ids, None, 0, want, None, 0, None)
         packed, index = made[0], made[1]
         if positions.dtype != torch.bool or positions.shape != input_ids.shape:
             raise ValueError("positions: expected bool, of the shape of input_ids")

@@ -53,7 +53,8 @@ class EncoderModule(torch.nn.Module):
         token_type_ids: Optional[Tensor] = None,  # noqa: UP045
     ) -> Tuple[Tensor, Tensor]:  # noqa: UP006
         """int [batch, seq] -> last hidden state [batch, seq, hidden] (0 at padding), pooled [batch, hidden or 0]."""
-        made = self.forward_batch(input_ids, attention_mask, token_type_ids, None, 0, ["tokens", "pooled"], None, 0)
+        want = ["tokens", "pooled"]
+        made = self.forward_batch(input_ids, attention_mask, token_type_ids, None, 0, want, None, 0, None)
         return made[0], made[1]
 
     @torch.jit.export
