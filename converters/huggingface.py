@@ -126,7 +126,8 @@ def _tied_head(rows: list[HeadRow], document: Config, found: dict[str, Any]) -> 
 
 
 def _prefix(family: Family, found: dict[str, Any]) -> str:
-    probes = [family.source_names(ours)[0] for ours in ("embeddings.word", "layers.0.attention.qkv.weight")]
+    asked = ["embeddings.word", *["layers.0.attention.qkv.weight"][: "layers.{i}.attention.qkv" in family.names]]
+    probes = [family.source_names(ours)[0] for ours in asked]
     # Where none fits, complain about the names as they would be without a prefix.
     fitting = (prefix for probe in probes for prefix in family.prefixes if prefix + probe in found)
     return next(fitting, family.prefixes[0])

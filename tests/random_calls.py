@@ -63,6 +63,7 @@ def valid(name: str, device: str) -> list[Any]:
         ],
         "add_qkv_bias": [floats(6, 192), floats(192), cu, 5, 2],
         "argmax": [x],
+        "max_sim": [x, cu, floats(6, 64), cu],
         "attention": [floats(6, 192), cu, 4, 2, bias, columns, False],
         "attention_apart": [x, x, x, cu, cu, 4, 2, 2, 0.5, -1, -1, cu[1:].clone()],
         "table": ["activations"],

@@ -21,7 +21,7 @@ from ftbert.converters.gguf_tokenizer import tokenizer_files
 
 pytest.importorskip("gguf")
 from gguf_models import all_as, make, vocabulary, write  # noqa: E402
-from llama_cpp import Llama  # noqa: E402
+from llama_cpp_server import Llama  # noqa: E402
 
 # Composed, as llama.cpp normalises nothing; every kind of character that a split tells apart.
 TEXTS = [

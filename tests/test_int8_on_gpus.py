@@ -80,9 +80,10 @@ def test_norms_store_them_beside_the_stream(gpu: Place, kind: str, keep_sum: boo
     gamma = None if kind == "none" else random(gpu, cols).cuda()
     smooth = torch.rand(cols) + 0.5
     copy = torch.full((9, (cols + 8 + 63) // 64 * 64), 7, dtype=torch.uint8, device="cuda")
-    plain = ops.add_bias_input_layernorm(x, None, input, gamma, None, 1e-5, kind, sum=keep_sum)
+    word = "layer" if kind == "none" else kind  # without gamma there is no norm
+    plain = ops.add_bias_input_layernorm(x, None, input, gamma, None, 1e-5, word, sum=keep_sum)
     made = ops.add_bias_input_layernorm(
-        x, None, input, gamma, None, 1e-5, kind, sum=keep_sum, copy=copy, copy_scale=smooth.cuda()
+        x, None, input, gamma, None, 1e-5, word, sum=keep_sum, copy=copy, copy_scale=smooth.cuda()
     )
     assert torch.equal(made[1 if keep_sum else 0], plain[1 if keep_sum else 0])
     total = x.double().cpu() + input.double().cpu()
@@ -106,7 +107,7 @@ def test_embeddings_of_a_table_in_int8(gpu: Place) -> None:
         for of_norm, want in ((None, exact), (gamma.cuda(), normed)):
             got = ops.embeddings_layernorm(
                 ids.cuda(), None, None, torch.zeros(9, dtype=torch.int32).cuda(), word.cuda(), None, other.cuda(), of_norm,
-                None, 1e-5, "none" if of_norm is None else "layer", word_scale=scales.cuda(),
+                None, 1e-5, word_scale=scales.cuda(),
             )  # fmt: skip
             largest = want.abs().amax(1, keepdim=True)
             assert ((got.double().cpu() - want).abs() <= 3 * gpu.eps * (want.abs() + largest)).all()

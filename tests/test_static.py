@@ -149,7 +149,6 @@ def _tensors(folder: Path, **changed: torch.Tensor | None) -> None:
         (lambda f: (f / "modules.json").write_text('[{"type": "sentence_transformers.models.Transformer"}]'), "where modules.json names .*Transformer: expected StaticEmbedding"),
         (lambda f: (f / "tokenizer.json").unlink(), "no tokenizer here; expected tokenizer.json"),
     ],
-    ids=str,
 )  # fmt: skip
 def test_bad_folders(tmp_path: Path, spoil: Any, words: str) -> None:
     folder = model2vec_folder(tmp_path, form="mapping weights")

@@ -1,5 +1,6 @@
 // torch.ops.ftbert.int8_product: the product of byte rows by a matrix in int8, by itself.
 #include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
 
 #include "binding/define_op.h"
 #include "binding/packed_weight.h"
@@ -44,6 +45,8 @@ Tensor int8_product_op(const Tensor& rows, const Tensor& weight, const Tensor& s
     const Tensor packed = pack_weight(weight);
     w.weight = weight_matrix(formats::int8, packed, n, k);
     w.weight.scale = data<float>(scales);
+    const Tensor columns = at::ones({k}, scales.options());  // what byte rows were divided by: `linear` asks for it
+    w.input = data<float>(columns);
     Context<Device>& context = call.for_products();
     if constexpr (std::is_same_v<Device, Cuda>) {
       context.overlap = false;  // the weight has been packed just now
