@@ -245,6 +245,15 @@ def test_info_names_the_kernels(place: Place) -> None:
         assert re.match(r"window all, 0: 1 text: attention_\w+, .* \(16 .*; 64 texts: .*; a token behind a cache: attention_decode$", fused["attention_kernels"])
 
 
+@pytest.mark.parametrize("family", ["bert", "deberta-v2"])
+def test_kernels_of_positions_are_for_scores_with_them(place: Place, family: str) -> None:
+    if place.device == "cpu" or place.dtype == torch.float32:
+        pytest.skip("one kernel there")
+    model = make_model(family, "encoder", 0, num_attention_heads=4, hidden_size=128)
+    kernels = ftbert.load(model, device=place.device, dtype=place.dtype).info()["attention_kernels"]
+    assert ("attention_positions" in kernels) == (family == "deberta-v2")
+
+
 HERE = [place for place in PLACES if place.device == "cpu" or have_gpu()]
 SIDES = st.one_of(st.sampled_from([-1, 0]), st.integers(0, 160))
 

@@ -248,10 +248,10 @@ std::string why_no_fused_attention(const Context<Device>& context, const Heads& 
   if (!last.supports(size_of(context, heads, ScorePolicy<T>(), false)))
     return "has no kernel in " + std::string(to_string(kDType<T>)) + " on a GPU of compute capability " +
            capability_text(context);
+  AttentionSize whole = size_of(context, heads, ScorePolicy<T>(), true);
+  whole.scores = set;
   for (const AttentionKernel<T>& kernel : position_kernels<T>())
-    if (set.has(ScoreMember::positions) && kernel.reads.has_all(set) && heads.kv == heads.count &&
-        kernel.supports(size_of(context, heads, ScorePolicy<T>(), true)))
-      return "";
+    if (kernel.reads.has_all(set) && heads.kv == heads.count && kernel.supports(whole)) return "";
   const ScoreMembers unread = set.without(last.reads);
   return unread == ScoreMembers() ? "" : "has no kernel that reads the " + names_of(unread) + " of a score policy";
 }

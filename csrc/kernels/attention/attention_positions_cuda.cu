@@ -35,8 +35,10 @@ struct Positions {
     });
     return bytes;
   }
+  // Scores without these products are other kernels', which are faster.
   static bool supports(const AttentionSize& size) {
-    return size.ampere && size.whole && shared_bytes(size.head_size) <= size.shared_bytes;
+    return size.ampere && size.whole && size.scores.has(ScoreMember::positions) &&
+           shared_bytes(size.head_size) <= size.shared_bytes;
   }
   // Many queries where sequences have them and blocks fill the GPU, two to a multiprocessor.
   static bool guess(const AttentionSize& size) {
