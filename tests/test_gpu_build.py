@@ -91,7 +91,8 @@ def test_architectures(asked: str, got: set[str] | None, tmp_path: Path) -> None
 
 
 def test_without_nvcc_its_packages_are_named(tmp_path: Path) -> None:
-    hidden = {str(Path(found).parent) for found in (shutil.which("nvcc"), "/usr/local/cuda/bin/nvcc") if found}
+    folders = [*os.environ["PATH"].split(os.pathsep), "/usr/local/cuda/bin"]
+    hidden = sorted({folder for folder in folders if shutil.which("nvcc", path=folder)})
     command = ["cmake", "-S", ROOT, "-B", tmp_path, "-DFTBERT_CUDA=ON", "-DFTBERT_TORCH=OFF"]
     environment = {key: value for key, value in os.environ.items() if key not in ("CUDA_HOME", "CUDACXX")}
     done = subprocess.run(
