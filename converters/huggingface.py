@@ -126,8 +126,9 @@ def _tied_head(rows: list[HeadRow], document: Config, found: dict[str, Any]) -> 
 
 
 def _prefix(family: Family, found: dict[str, Any]) -> str:
-    asked = ["embeddings.word", *["layers.0.attention.qkv.weight"][: "layers.{i}.attention.qkv" in family.names]]
-    probes = [family.source_names(ours)[0] for ours in asked]
+    probes = [family.source_names("embeddings.word")[0]]
+    if "layers.{i}.attention.qkv" in family.names:  # where a family has layers
+        probes.append(family.source_names("layers.0.attention.qkv.weight")[0])
     # Where none fits, complain about the names as they would be without a prefix.
     fitting = (prefix for probe in probes for prefix in family.prefixes if prefix + probe in found)
     return next(fitting, family.prefixes[0])
