@@ -256,7 +256,10 @@ def test_forms_of_results_and_wrong_calls(tmp_path: Path) -> None:
         model.encode(TEXTS, 32)
     wrong: list[tuple[type[Exception], dict[str, Any], str]] = [
         (ValueError, {"precision": "int4"}, "precision must be one of float32, int8, .*; got 'int4'"),
-        (ValueError, {"output_value": None}, "output_value must be 'sentence_embedding' or .*; got None"),
+        (ValueError, {"output_value": "cls"}, "output_value must be 'sentence_embedding', .* or None; got 'cls'"),
+        (ValueError, {"output_value": None, "precision": "int8"}, "does not go with output_value=None"),
+        (ValueError, {"output_value": None, "long_texts": "mean"}, "does not go with output_value=None"),
+        (ValueError, {"output_value": None, "chunk_tokens": 3}, "chunks go with vectors of texts in float32"),
         (ValueError, {"sentences": "hello", "precision": "uint8"}, "takes the range of several vectors"),
         (TypeError, {"normalize": False, "normalize_embeddings": True}, "not both"),
         (TypeError, {"normalize": 32}, "normalize must be True, False or None; got 32"),
@@ -303,6 +306,29 @@ def test_token_embeddings(tmp_path: Path, include_prompt: bool) -> None:
     assert all(isinstance(row, torch.Tensor) for row in rows)
 
 
+@pytest.mark.parametrize("given", [
+    {}, {"prompt_name": "query"}, {"truncate_dim": 13}, {"convert_to_tensor": True}, {"convert_to_numpy": False},
+])  # fmt: skip
+@pytest.mark.parametrize("modules", [{"include_prompt": False}, {"normalize": True, "pooling": "lasttoken"}])
+def test_every_output(tmp_path: Path, modules: dict[str, Any], given: dict[str, Any]) -> None:
+    ours, theirs = both(sentence_folder(tmp_path, prompts=PROMPTS, **modules))
+    for texts in (TEXTS, TEXTS[0], []):
+        got = ours.encode(texts, output_value=None, normalize=None, **given)
+        want = theirs.encode(texts, output_value=None, **given)
+        assert type(got) is type(want)
+        for mine, other in zip(*([one] if isinstance(one, dict) else one for one in (got, want)), strict=True):
+            assert mine.keys() == other.keys()
+            kept = other["attention_mask"].bool()
+            for name, value in mine.items():
+                expected = other[name]
+                if isinstance(value, torch.Tensor):
+                    expected = expected if name == "sentence_embedding" else expected[kept]
+                    assert value.dtype == expected.dtype
+                    assert_same(value.numpy(), expected.numpy())
+                else:
+                    assert value == expected
+
+
 def test_the_converted_folder_gives_the_same(tmp_path: Path) -> None:
     source = sentence_folder(
         tmp_path / "a", tokenizer={"do_lower_case": False, "truncation_side": "left"}, truncate_dim=9,
@@ -322,4 +348,10 @@ def test_the_real_model(minilm_folder: Path) -> None:
     texts = [text for text in TEXTS if len(text) < 120]
     for given in ({}, {"prompt": "query: "}, {"truncate_dim": 64}):
         assert_same(ours.encode(texts, normalize_embeddings=True, **given), theirs.encode(texts, normalize_embeddings=True, **given))
+        outputs = (ours.encode(samples, output_value=None, normalize=None, **given), theirs.encode(samples, output_value=None, **given))
+        for mine, other in zip(*outputs, strict=True):
+            assert_same(mine["sentence_embedding"], other["sentence_embedding"])
+            kept = other["attention_mask"].bool()
+            assert mine["input_ids"].tolist() == other["input_ids"][kept].tolist()
+            assert (mine["token_embeddings"] - other["token_embeddings"][kept]).abs().max() < 2e-5
     assert_same(ours.similarity(ours.encode(texts), ours.encode(texts)), theirs.similarity(theirs.encode(texts), theirs.encode(texts)))

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from ftbert.keywords import keywords
-from ftbert.text.checks import one_of
 from ftbert.text.computing import compute_all
 from ftbert.text.elsewhere import ARGUMENTS, ARGUMENTS_OF_TOKENS, INPUTS
 from ftbert.text.encoding import embedding, text_options, tokenizer_of
@@ -18,7 +15,8 @@ from ftbert.text.entities import predict_entities
 from ftbert.text.late_chunks import chunk_embedding, spanned
 from ftbert.text.late_interaction import compares_tokens, rerank_tokens
 from ftbert.text.multi_vector import multi_vector_embedding
-from ftbert.text.precision import PRECISIONS, check_ranges, quantized
+from ftbert.text.outputs import VECTORS, as_asked, check_output, every_output, on_device
+from ftbert.text.precision import check_ranges, quantized
 from ftbert.text.scoring import labels_of, predict, rank, scoring, task_of, to_rank, token_classify
 from ftbert.text.sentence_names import SentenceNames
 from ftbert.text.sparse import as_tensor, sparse_embedding
@@ -49,7 +47,7 @@ class TextModel(SentenceNames):
         truncate_dim: int | None = None,
         batch_size: int | None = None,
         max_tokens: int = 16384,
-        output_value: str = "sentence_embedding",
+        output_value: str | None = "sentence_embedding",
         long_texts: str = "truncate",
         precision: str = "float32",
         ranges: Any = None,
@@ -85,7 +83,9 @@ class TextModel(SentenceNames):
         tokens goes alone.
         output_value: "token_embeddings" gives for each text the last hidden state of its tokens instead, special ones
         and prompt included, float32 [tokens, hidden], in a list; nothing of it is pooled, normalised or shortened. Of a
-        folder for one vector a token (ColBERT) these are its vectors: see encode_multi_vector.
+        folder for one vector a token (ColBERT) these are its vectors: see encode_multi_vector. None gives a dict of
+        tensors for each text: input_ids, attention_mask, token_type_ids where the tokenizer has them, token_embeddings
+        and sentence_embedding, as sentence-transformers but without its padding.
         precision: "float32", or "int8", "uint8", "binary", "ubinary", as in sentence-transformers: int8 and uint8
         spread each entry's range over the vectors of the call or `ranges`, float [2, width], the least and the greatest
         of each entry (what lies outside becomes the nearest); the others pack eight signs into a byte.
@@ -105,12 +105,7 @@ class TextModel(SentenceNames):
             if normalize is not True:
                 raise TypeError("give normalize or normalize_embeddings, not both")
             normalize = True if normalize_embeddings else None
-        tokens = output_value == "token_embeddings"
-        if not tokens and output_value != "sentence_embedding":
-            raise ValueError(f"output_value must be 'sentence_embedding' or 'token_embeddings'; got {output_value!r}")
-        one_of(PRECISIONS, "precision", precision)
-        if tokens and long_texts != "truncate":
-            raise ValueError("long_texts='mean' averages pooled vectors; output_value='token_embeddings' has none")
+        tokens = check_output(output_value, long_texts, precision)
         if tokens and (settings := tokenizer_of(self).settings).other and settings.multi is not None:
             return self.encode_multi_vector(
                 texts, prompt=prompt, prompt_name=prompt_name, max_length=max_length, batch_size=batch_size,
@@ -124,19 +119,22 @@ class TextModel(SentenceNames):
         }  # fmt: skip
         given, single = [texts] if isinstance(texts, str) else listed(texts), isinstance(texts, str)
         if chunks is not None or chunk_tokens is not None:
-            if tokens or precision != "float32" or long_texts != "truncate":
+            if output_value != VECTORS or precision != "float32" or long_texts != "truncate":
                 raise ValueError("chunks go with vectors of texts in float32; their windows stand in for long_texts")
             spans = [chunks] if single and chunks is not None else chunks
             found = compute_all(
                 self, spanned(self, given, spans, chunk_tokens), chunk_embedding(self, **asked), show_progress_bar
             )
-            return self._form(found[0] if single else found, convert_to_numpy, convert_to_tensor, single)
+            return as_asked(found[0] if single else found, self.device, convert_to_numpy, convert_to_tensor, single)
         how = text_options(self, **asked, long_texts=long_texts)
         ranges = None if ranges is None else check_ranges(ranges, precision, how.width)
         check_texts(given)
-        found = compute_all(self, given, embedding(self, how, tokens), show_progress_bar)
+        work = embedding(self, how, tokens) if output_value is not None else every_output(self, how)
+        found = compute_all(self, given, work, show_progress_bar)
+        if output_value is None:
+            return on_device(found[0] if single else found, self.device)
         found = found if tokens else quantized(found, precision, ranges)
-        return self._form(found[0] if single else found, convert_to_numpy, convert_to_tensor, single)
+        return as_asked(found[0] if single else found, self.device, convert_to_numpy, convert_to_tensor, single)
 
     @keywords(INPUTS, ARGUMENTS)
     def encode_sparse(
@@ -214,7 +212,7 @@ class TextModel(SentenceNames):
         check_texts(given)
         found = compute_all(self, given, work, show_progress_bar)
         single = isinstance(texts, str)
-        return self._form(found[0] if single else found, convert_to_numpy, convert_to_tensor, single)
+        return as_asked(found[0] if single else found, self.device, convert_to_numpy, convert_to_tensor, single)
 
     @keywords({**INPUTS, "activation_fct": "activation_fn"}, ARGUMENTS)
     def predict(
@@ -265,7 +263,7 @@ class TextModel(SentenceNames):
             chat_template=chat_template,
         )  # fmt: skip
         found = predict(self, texts, work, show_progress_bar)
-        return self._form(found, convert_to_numpy, convert_to_tensor, single=is_single(texts))
+        return as_asked(found, self.device, convert_to_numpy, convert_to_tensor, single=is_single(texts))
 
     @keywords(INPUTS, ARGUMENTS)
     def token_classify(
@@ -377,15 +375,6 @@ class TextModel(SentenceNames):
     def id2label(self) -> dict[int, str]:
         """The names of the labels that `predict` gives scores for. ValueError for a model without such a head."""
         return labels_of(self)
-
-    def _form(self, found: Any, numpy: bool, tensor: bool, single: bool) -> Any:
-        """`found`, an array or a list of arrays, as convert_to_numpy and convert_to_tensor ask for."""
-        if numpy and not tensor:
-            return found
-        if isinstance(found, list):
-            return [torch.from_numpy(one).to(self.device) for one in found]
-        moved = torch.from_numpy(np.asarray(found)).to(self.device)
-        return moved if tensor or single else list(moved)
 
     @keywords(INPUTS, ARGUMENTS, passed_to=encode)
     def encode_query(self, texts: str | Iterable[str], **options: Any) -> Any:
