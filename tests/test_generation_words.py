@@ -41,7 +41,7 @@ def test_errors_say_what_is_wrong(model: ftbert.Model, place: Place) -> None:
         ("prompt 1, message 0: expected 'role', a str; got 1", TypeError, lambda: model.generate(["a", [{"role": 1, "content": ""}]])),
         ("prompt 0, message 0: content is not valid Unicode", ValueError, lambda: model.generate([{"role": "user", "content": "\ud800"}])),
         ("does not take these messages: only users", ValueError, lambda: model.generate("a", chat_template="{{ raise_exception('only users') }}")),
-        ("does not take these messages", ValueError, lambda: model.generate("a", chat_template="{% for m in %}")),
+        ("the chat template is not valid", ValueError, lambda: model.generate("a", chat_template="{% for m in %}")),
         (r"prompt 0 has \d+ tokens; the context of this model is 64", ValueError, lambda: model.generate(long)),
         (r"prompt 0 has \d+ tokens; the context of this model is 64", ValueError, lambda: model.stream(long)),
         ("prompt 0 is not valid Unicode", ValueError, lambda: model.generate("\ud800")),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from ftbert.decoding.chat_template import ChatTemplate
 from ftbert.input_file import is_unicode
 
 Messages: TypeAlias = "Sequence[Mapping[str, Any]]"
@@ -37,21 +38,13 @@ def check_messages(messages: Messages, name: str) -> None:
 
 
 def rendered(tokenizer: Any, where: Any, messages: Messages, template: str | None) -> str:
-    """The text that ends with the beginning of an answer; where the last message is the assistant's, with that message,
-    which the answer continues. template: Jinja, or the name of one of the tokenizer's; None: the tokenizer's.
+    """As of ChatTemplate.render. template: Jinja, or the name of one of the tokenizer's; None: the tokenizer's.
     ValueError without one, or for messages that it does not take."""
-    from jinja2.exceptions import TemplateError
-
     if template is None and not tokenizer.chat_template:
         raise ValueError(
             f"{where}: its tokenizer has no chat template; pass one as chat_template, or a text without chat"
         )
-    goes_on = messages[-1]["role"] == "assistant"
     try:
-        text: str = tokenizer.apply_chat_template(
-            [dict(one) for one in messages], chat_template=template, add_generation_prompt=not goes_on,
-            continue_final_message=goes_on, tokenize=False,
-        )  # fmt: skip
-    except (TemplateError, TypeError) as error:
-        raise ValueError(f"{where}: the chat template does not take these messages: {error}") from error
-    return text
+        return ChatTemplate(tokenizer.get_chat_template(template), tokenizer.special_tokens_map).render(messages)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
