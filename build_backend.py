@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
@@ -25,6 +26,10 @@ NINJA = "1.3"  # what CMake's generator asks for
 INSTALL = "pip install --no-build-isolation ."
 INSTALL_EDITABLE = "pip install --no-build-isolation -e ."
 BUILD = "python -m build --no-isolation"
+NO_MUSL = (
+    "this Python is linked with musl (Alpine), for which torch has no wheels, and so ftbert none. "
+    "Take a Python with glibc, as in Debian, Ubuntu or the image python:3.12-slim"
+)
 
 
 def environment() -> dict[str, str]:
@@ -41,6 +46,11 @@ def _older(version: str, least: str) -> bool:
     return numbers < wanted
 
 
+def _has_musl() -> bool:
+    """Whether this Python's C library is musl, as on Alpine."""
+    return "musl" in f"{sysconfig.get_config_var('HOST_GNU_TYPE')} {sysconfig.get_config_var('SOABI')}"
+
+
 def _check_package(name: str, least: str, command: str) -> None:
     pinned = re.search(r"^torch==\S+", (ROOT / "requirements.txt").read_text(), re.MULTILINE)
     assert pinned is not None
@@ -48,6 +58,8 @@ def _check_package(name: str, least: str, command: str) -> None:
     try:
         found = metadata.version(name)
     except metadata.PackageNotFoundError:
+        if name == "torch" and _has_musl():
+            raise SystemExit(f"ftbert: no torch >= {least} was found; {NO_MUSL}") from None
         _stop(f"no {name} >= {least} was found; an isolated build sees none", f"{everything} && {command}")
     if _older(found, least):
         newer = pinned[0] if name == "torch" else f"-U {name}"

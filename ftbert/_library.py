@@ -8,6 +8,7 @@ none is, ftbert/binding.py compiles it.
 from __future__ import annotations
 
 import ctypes
+import os
 from functools import cache
 from pathlib import Path
 
@@ -47,6 +48,7 @@ def load_library() -> None:
     before they meet a model of ftbert. Once is enough. Torch's number of threads then follows the affinity and the CPU
     quota (ftbert/cores.py). ImportError says what to do when it cannot."""
     path = library_path()
+    _refuse_a_second(path)
     try:
         torch.ops.load_library(str(path))
     except OSError as error:
@@ -62,6 +64,26 @@ def core_library() -> ctypes.CDLL:
     """The core, as loaded behind the binding: its C functions."""
     load_library()
     return ctypes.CDLL(str(_FOLDER / _CORE))
+
+
+def _refuse_a_second(path: Path) -> None:
+    """ImportError where this process runs the binding of another copy of ftbert: torch ends a process that registers
+    the same classes twice."""
+    try:
+        mapped = os.fsdecode(Path("/proc/self/maps").read_bytes()).splitlines()
+    except OSError:
+        return
+    for line in mapped:
+        file, deleted, _ = line.partition("/")[2].partition(" (deleted)")
+        name = file.rpartition("/")[2]
+        if not (name.startswith(f"lib{binding_name('')}") and name.endswith(".so")):
+            continue
+        if deleted or not (os.path.exists(f"/{file}") and path.samefile(f"/{file}")):
+            ours = f"ftbert of {path} is the second; " if f"/{file}" != str(path) else "its file was replaced since; "
+            raise ImportError(
+                f"this process has loaded /{file}, and torch takes one ftbert in a process; {ours}"
+                "start a new process (in a notebook, restart the kernel)"
+            )
 
 
 def _why_not(path: Path, error: str) -> str:

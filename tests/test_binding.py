@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -134,6 +135,7 @@ def test_the_loaders_words_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """torch wraps them in an error that names the file alone."""
     (tmp_path / "broken.so").write_text("no library")
     monkeypatch.setattr(_library, "library_path", lambda: tmp_path / "broken.so")
+    monkeypatch.setattr(_library, "_refuse_a_second", lambda _: None)
     with pytest.raises(ImportError, match="broken.so does not load with torch .*(file too short|invalid ELF header)"):
         _library.load_library.__wrapped__()
 
@@ -149,3 +151,51 @@ def test_without_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(_library, "_FOLDER", tmp_path)
     with pytest.raises(ImportError, match="compiled libraries are missing .*`make build`"):
         _library.library_path()
+
+
+# Another version in site-packages, then a new file where the first one lies, as `pip install -U` leaves it.
+TWICE = """
+import os, shutil, sys
+
+def loaded(folder):
+    for name in [name for name in sys.modules if name.split(".")[0] == "ftbert"]:
+        del sys.modules[name]
+    sys.path.insert(0, folder)
+    import ftbert
+    try:
+        ftbert.load_library()
+    except ImportError as error:
+        print(error)
+    else:
+        print("loaded", ftbert.library_path())
+    return ftbert.library_path()
+
+first, second = sys.argv[1:]
+loaded(first)
+loaded(second)
+library = loaded(first)
+shutil.copy(library, f"{library}.new")
+os.replace(f"{library}.new", library)
+loaded(first)
+"""
+
+
+def test_a_second_copy_in_a_process(tmp_path: Path) -> None:
+    """Torch ends a process that registers the same classes twice."""
+    package = Path(_library.__file__).parent
+    copies = [tmp_path / "one", tmp_path / "two"]
+    for copy in copies:
+        shutil.copytree(package, copy / "ftbert", ignore=shutil.ignore_patterns("__pycache__"))
+    command = [sys.executable, "-c", TWICE, *map(str, copies)]
+    alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=alone)
+    assert done.returncode == 0, done.stderr
+    one, two = (copy / "ftbert" / "lib" / _library.library_path().name for copy in copies)
+    start = "start a new process (in a notebook, restart the kernel)"
+    begins = f"this process has loaded {one}, and torch takes one ftbert in a process;"
+    assert done.stdout.splitlines() == [
+        f"loaded {one}",
+        f"{begins} ftbert of {two} is the second; {start}",
+        f"loaded {one}",
+        f"{begins} its file was replaced since; {start}",
+    ]

@@ -79,6 +79,25 @@ def test_a_set_that_was_not_built_is_named() -> None:
     assert done.returncode and said in done.stderr and "FTBERT_CPU_ISAS=ALL" in done.stderr
 
 
+LEAST = "this CPU lacks AVX2 or FMA; on the CPU ftbert needs x86-64-v3, as of Intel Haswell (2013) or AMD Zen (2017)"
+
+
+@x86
+@pytest.mark.skipif(not shutil.which("qemu-x86_64"), reason="no qemu-x86_64 (Debian's qemu-user)")
+def test_a_cpu_without_avx_is_told() -> None:
+    """The library loads there, and the first call is an error, no illegal instruction."""
+    program = "import torch, ftbert; ftbert.load_library(); print('loaded'); torch.ops.ftbert.build_info()"
+    path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
+    # Whatever kernels somebody asked OpenBLAS for, it is to take those of this CPU.
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("OPENBLAS_")}
+    done = subprocess.run(
+        ["qemu-x86_64", "-cpu", "Nehalem", os.path.realpath(sys.executable), "-c", program],
+        capture_output=True, text=True, check=False, env={**kept, "PYTHONPATH": path},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (1, "loaded\n"), done.stderr
+    assert done.stderr.splitlines()[-1] == f"RuntimeError: {LEAST}"
+
+
 @x86
 @pytest.mark.skipif(not shutil.which("nm"), reason="no nm")
 def test_sets_share_no_code() -> None:
@@ -92,6 +111,8 @@ def test_sets_share_no_code() -> None:
             symbols = re.findall(r"^[0-9a-f]+ [^a-z\n] (.*)", done.stdout, re.MULTILINE)
             strangers = [s for s in symbols if f"ftbert::{name}::" not in s and "__gxx_personality" not in s]
             assert strangers == [], file
+            # What runs when the library is loaded would run on every CPU.
+            assert "_GLOBAL__sub_I_" not in done.stdout, file
             checked += len(symbols)
     if not checked:
         pytest.skip("built elsewhere: no objects in build/")

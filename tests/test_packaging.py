@@ -96,6 +96,18 @@ def test_a_missing_package_is_one_line(name: str, packages: str, problem: str, c
         assert pinned and f"Type: pip install {pinned[0]} 'setuptools>=77' cmake ninja" in said
 
 
+@pytest.mark.parametrize("name", ["HOST_GNU_TYPE", "SOABI"])
+def test_musl_has_no_torch(name: str) -> None:
+    """Of Alpine's Python and of one built by hand."""
+    words = {"HOST_GNU_TYPE": "x86_64-alpine-linux-musl", "SOABI": "cpython-312-x86_64-linux-musl"}
+    start = f"import sysconfig; sysconfig.get_config_var = lambda name: {{{name!r}: {words[name]!r}}}.get(name)\n"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", start + HOOK, "torch==,setuptools==", "get_requires_for_build_wheel"]
+    said = line(subprocess.run(command, env=environment, capture_output=True, text=True, check=False))
+    assert said.startswith(f"ftbert: no torch >= {build_backend.TORCH} was found; this Python is linked with musl (Alpine)")
+    assert "torch has no wheels" in said and "pip install" not in said
+
+
 @needs_setuptools
 def test_an_old_or_missing_tool_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
