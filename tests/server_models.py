@@ -38,6 +38,18 @@ def as_crossencoder(folder: Path, **values: Any) -> Path:
     return folder
 
 
+def embedder(folder: Path, tiny_bert: Callable[..., Path], prompts: dict[str, str], **values: Any) -> Path:
+    """A SentenceTransformer's folder. values: of sentence_bert_config.json."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.models import Pooling, Transformer
+
+    parts = [Transformer(str(tiny_bert(folder))), Pooling(64, "mean", include_prompt=False)]
+    SentenceTransformer(modules=parts, prompts=prompts, device="cpu").save(str(folder / "st"))
+    path = folder / "st" / "sentence_bert_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    return folder / "st"
+
+
 def close(got: Any, want: Any, atol: float = 3e-5) -> None:
     np.testing.assert_allclose(np.asarray(got, np.float32), np.asarray(want, np.float32), atol=atol)
 

@@ -261,15 +261,22 @@ def test_an_instruction_of_a_request(tmp_path: Path, template: str) -> None:
                 got = server.post(path, {"query": "hello", named: texts, key: said})
                 got = sorted(got if path == "/rerank" else got["results"], key=lambda one: one["index"])
                 assert_close(np.array([one[score] for one in got], np.float32), want)
-        got = server.post("/score", {"queries": "hello", "documents": texts, "instruct": said})["data"]
-        assert_close(np.array([one["score"] for one in got], np.float32), want)
+        for more in ({"instruct": said}, {"chat_template_kwargs": {"instruction": said}}, {"instruct": said, "instruction": said}):
+            got = server.post("/score", {"queries": "hello", "documents": texts, **more})["data"]
+            assert_close(np.array([one["score"] for one in got], np.float32), want)
+        for more, name in (
+            ({"instruct": said, "instruction": "x"}, "instruction"), ({"instruction": "x" * 8193}, "instruction"),
+            ({"chat_template_kwargs": {"enable_thinking": "no"}}, "chat_template_kwargs"),
+        ):  # fmt: skip
+            refused = server.call("POST", "/score", {"queries": "hello", "documents": texts, **more})
+            assert refused.status == 422 and refused.json()["error"]["param"] == name, refused.body
     plain = scored(tmp_path / "plain", None)
     with served.in_thread(("m", plain)) as server:
         for path, named in (("/rerank", "texts"), ("/v1/rerank", "documents"), ("/score", "documents")):
             body = {"query": "a", "queries": "a", named: ["b"], "instruct": None}
             server.post(path, body)
             refused = server.call("POST", path, body | {"instruct": said})
-            assert refused.status == 422 and b"`instruct` is not supported: this model's pairs go through no template" in refused.body
+            assert refused.status == 422 and b"`instruct` is not supported: no template or prompt of this model has a place" in refused.body
         for path, body in (("/classify", {"input": "a"}), ("/predict", {"inputs": [["a", "b"]]})):
             refused = server.call("POST", path, body | {"instruct": said})
             assert refused.status == 422 and b"`instruct` is not supported" in refused.body

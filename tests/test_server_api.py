@@ -289,14 +289,16 @@ def test_openapi_describes_what_is_answered(server: Served) -> None:
         "/similarity": {"inputs": {"source_sentence": "a", "sentences": ["b"]}}, "/v1/embeddings": {"input": TEXTS},
         "/pooling": {"input": TEXTS}, "/predict": {"inputs": "a", "model": "classify"}, "/classify": {"input": "a", "model": "classify"},
         "/rerank": {"query": "a", "texts": ["b"], "model": "rank"}, "/v1/rerank": {"query": "a", "documents": ["b"], "model": "rank"},
-        "/score": {"text_1": "a", "text_2": "b", "model": "rank"}, "/detokenize": {"tokens": [5, 6]},
+        "/v2/embed": {"texts": TEXTS}, "/v1/embed": {"texts": TEXTS}, "/api/embed": {"input": TEXTS}, "/api/embeddings": {"prompt": "a"},
+        "/openai/deployments/{deployment}/embeddings": {"input": TEXTS}, "/score": {"text_1": "a", "text_2": "b", "model": "rank"}, "/detokenize": {"tokens": [5, 6]},
     }  # fmt: skip
     routes = all_routes()
     for path, methods in found["paths"].items():
         if path in ("/token_classify", "/fill_mask", "/embed_sparse"):
             continue  # for other models: test_server_tokens.py, test_other_vectors.py
         for method, operation in methods.items():
-            reply = server.call(method.upper(), path.replace("{id}", "rank"), bodies[path] if method == "post" else None)
+            named = path.replace("{id}", "rank").replace("{deployment}", "embed")
+            reply = server.call(method.upper(), named, bodies[path] if method == "post" else None)
             assert reply.status == 200, (path, reply.body)
             if (shape := routes[method.upper(), path].gives) is not None:
                 msgspec.json.decode(reply.body, type=shape)

@@ -15,23 +15,11 @@ import torch
 import transformers
 from conftest import VOCAB_WORDS
 from served import Served, in_thread
-from server_models import TEXTS, as_crossencoder, close, described, headed, in_order
+from server_models import TEXTS, as_crossencoder, close, described, embedder, headed, in_order
 from tokenizers_offline import FAMILIES, write
 
 import ftbert
 from ftbert.text import FastTokenizer, LimitedPairs
-
-
-def embedder(folder: Path, tiny_bert: Callable[..., Path], prompts: dict[str, str], **values: Any) -> Path:
-    """A SentenceTransformer's folder. values: of sentence_bert_config.json."""
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.models import Pooling, Transformer
-
-    parts = [Transformer(str(tiny_bert(folder))), Pooling(64, "mean", include_prompt=False)]
-    SentenceTransformer(modules=parts, prompts=prompts, device="cpu").save(str(folder / "st"))
-    path = folder / "st" / "sentence_bert_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
-    return folder / "st"
 
 
 def embedded(server: Served, **more: Any) -> list[Any]:
@@ -88,10 +76,8 @@ def test_fields_that_would_change_the_answer_are_not_ignored(tmp_path: Path, tin
     with in_thread(("m", folder), ("r", rank)) as server:
         plain = model.encode(TEXTS)
         for name, harmless, other in (
-            ("embedding_type", "float", "ubinary"), ("normalized", True, False),
-            ("output_dtype", "float", "int8"), ("embed_dtype", "float32", "float16"), ("endianness", "little", "big"),
-            ("add_special_tokens", True, False), ("truncation", True, False), ("output_dimension", None, 8),
-            ("instruction", None, "find"),
+            ("add_special_tokens", True, False), ("encoding_type", "float", "binary"), ("normalize", True, False),
+            ("return_multivector", False, True), ("instruction", None, "find"),
         ):  # fmt: skip
             close(embedded(server, **{name: harmless}), plain)
             refused(server, "/v1/embeddings", {"input": "a", name: other}, f"`{name}` is not supported")

@@ -31,6 +31,11 @@ _NAMES_LOGGED = 64
 # What a browser asks leave for: names of headers, at most 64 of them in a kilobyte.
 _HEADERS = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+(?:[ \t]*,[ \t]*[!#$%&'*+.^_`|~0-9A-Za-z-]+){0,63}")
 _LONGEST_HEADERS = 1024
+# Paths with a name in them, as routes have them.
+_NAMED_PATHS = (
+    ("/v1/models/{id}", re.compile("/v1/models/.*")),
+    ("/openai/deployments/{deployment}/embeddings", re.compile("/openai/deployments/[^/]+/embeddings")),
+)  # fmt: skip
 _USUAL_HEADERS = "authorization, content-type, x-request-timeout"
 
 
@@ -119,7 +124,9 @@ class App:
     def gate(self, request: Request) -> ApiError | None:
         """What is wrong with a request as far as its head says; called before its body is read."""
         method = "GET" if request.method == "HEAD" else request.method
-        path = "/v1/models/{id}" if request.path.startswith("/v1/models/") else request.path
+        path = request.path
+        if path not in self._methods:
+            path = next((name for name, pattern in _NAMED_PATHS if pattern.fullmatch(path)), path)
         route = request.route = self.routes.get((method, path))
         if method == "OPTIONS" and self.settings.cors_allow_origin:
             return None
@@ -208,8 +215,9 @@ class App:
     def _has_key(self, request: Request) -> bool:
         assert self._key is not None
         kind, _, given = request.headers.get(b"authorization", b"").partition(b" ")
-        same = hmac.compare_digest(given.strip(), self._key)
-        return same and kind.lower() == b"bearer"
+        if kind.lower() != b"bearer":  # Azure's clients have a header for it
+            given = request.headers.get(b"api-key", b"")
+        return hmac.compare_digest(given.strip(), self._key)
 
 
 class Named(Protocol):
@@ -219,7 +227,8 @@ class Named(Protocol):
 
 
 B = TypeVar("B", bound=Named)
-Made = tuple[Computed, bytes | list[bytes]]  # what was computed, and the answer's body: see Response
+# What was computed, and the answer's body (see Response), or where that is no JSON the answer.
+Made = tuple[Computed, bytes | list[bytes] | Response]
 
 
 @dataclass(slots=True)
@@ -263,7 +272,9 @@ class Handler(Generic[B]):
             row.observe(f"te_{kind}_queue_duration", max(0.0, done.queue))
             row.observe(f"te_{kind}_inference_duration", done.inference)
         row.observe(f"te_{counts}_duration", time.monotonic() - request.began)
-        return Response(found, headers=_times(model.about, request, done))
+        response = found if isinstance(found, Response) else Response(found)
+        response.headers += _times(model.about, request, done)
+        return response
 
 
 def computes(

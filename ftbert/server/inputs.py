@@ -93,12 +93,14 @@ def side(name: str, given: str) -> str:
     return given.lower()
 
 
-def check_dimensions(dimensions: int | None, model: ServedModel, of_tokens: bool = False) -> int | None:
+def check_dimensions(
+    dimensions: int | None, model: ServedModel, of_tokens: bool = False, name: str = "dimensions"
+) -> int | None:
     """Entries that are kept of a vector, of a text's or a token's; None: all. ApiError 422."""
     about = model.about
     if dimensions is None:
         return None if of_tokens else about.vectors.truncate_dim  # the folder's own is for whole texts
     width = about.model.token_width if of_tokens else about.model.hidden
     if not 1 <= dimensions <= width:
-        raise validation(f"`dimensions` must be from 1 to {width}; got {str(dimensions)[:20]}", param="dimensions")
+        raise validation(f"`{name}` must be from 1 to {width}; got {str(dimensions)[:20]}", param=name)
     return None if dimensions == width else dimensions

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import msgspec
@@ -214,14 +214,20 @@ def to_json(value: Any) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-async def json_matrix(rows: NDArray[np.float32]) -> list[bytes]:
-    """Parts of float32 [n, width] as a list of lists."""
+def _as_they_are(rows: NDArray[np.float32]) -> NDArray[Any]:
+    return rows
+
+
+async def json_matrix(
+    rows: NDArray[np.float32], numbers: Callable[[NDArray[np.float32]], NDArray[Any]] = _as_they_are
+) -> list[bytes]:
+    """Parts of float32 [n, width] as a list of lists of the `numbers` that some rows at a time become."""
     step = max(1, _FLOATS_AT_ONCE // max(1, rows.shape[-1]))
     if len(rows) <= step:
-        return [to_json(rows)]
+        return [to_json(numbers(rows))]
     parts = []
     for start in range(0, len(rows), step):
-        parts.append((b"," if start else b"[") + to_json(rows[start : start + step])[1:-1])
+        parts.append((b"," if start else b"[") + to_json(numbers(rows[start : start + step]))[1:-1])
         await asyncio.sleep(0)
     return [*parts, b"]"]
 

@@ -18,6 +18,7 @@ from ftbert.server.activations import ACTIVATIONS, probabilities
 from ftbert.server.app import App, Asked, Made, computes
 from ftbert.server.errors import ApiError, validation
 from ftbert.server.inputs import Reading, check_count, limited_reading, own_limit, reading
+from ftbert.server.instructions import instructed_prompt, instruction_of
 from ftbert.server.job import Kind
 from ftbert.server.json_bodies import decode, fields_of, json_list, to_json
 from ftbert.server.messages import Request, Response
@@ -171,18 +172,23 @@ def _logits(
     asked: Asked[Any], how: Reading, limits: tuple[int | None, int | None] = (None, None)
 ) -> Coroutine[Any, Any, Computed]:
     """rows: float32 [sequences, labels]. limits: of pairs, see TextEncoder.encode_pairs."""
-    sequences, encoder = asked.texts, asked.model.encoder()
-    instruct = _instruction(asked.body, asked.model) if isinstance(asked.body, TeiRerank | PairLimits) else None
+    sequences, encoder, about = asked.texts, asked.model.encoder(), asked.model.about
+    instruction = instruction_of(asked.body) if isinstance(asked.body, TeiRerank | PairLimits) else None
+    prompt, instruct = how.prompt, None if instruction is None else instruction.text
+    if instruction is not None and about.scores.instructed is None:
+        if about.scores.templates:
+            raise instruction.refused("this model's template has no place for an instruction")
+        prompt, instruct = instructed_prompt(about, instruction), None
 
     def encode() -> Encoded:
         pairs = [one for one in sequences if isinstance(one, tuple)]
         if pairs and len(pairs) == len(sequences):
             return encoder.encode_pairs(
-                pairs, how.truncate, how.side, prompt=how.prompt, most=how.most, limits=limits, instruct=instruct
+                pairs, how.truncate, how.side, prompt=prompt, most=how.most, limits=limits, instruct=instruct
             )
         if pairs:
             raise validation("`inputs` must be all texts or all pairs")
-        if encoder.about.scores.templates:
+        if about.scores.templates:
             raise validation("`inputs` must be pairs: this model scores a query and a document")
         return encoder.encode(sequences, how.prompt, how.truncate, how.side, how.most)
 
@@ -193,7 +199,8 @@ def _logits(
 def _similarities(asked: Asked[Any], how: Reading) -> Coroutine[Any, Any, Computed]:
     """rows: float32 [documents, 1]. ApiError 422 for what is of pairs."""
     body = asked.body
-    _instruction(body, asked.model)
+    if (instruction := instruction_of(body)) is not None:
+        raise instruction.refused("queries and texts have prompts of their own")
     if isinstance(body, TeiRerank) and body.prompt_name is not None:
         words = "`prompt_name` is not supported: queries and texts have prompts of their own"
         raise validation(words, param="prompt_name")
@@ -202,18 +209,6 @@ def _similarities(asked: Asked[Any], how: Reading) -> Coroutine[Any, Any, Comput
             words = f"`{name}` is not supported: lengths are the folder's; `truncate_prompt_tokens` is a document's"
             raise validation(words, param=name)
     return similarities(asked, body.query, [text for _, text in asked.texts], how)
-
-
-def _instruction(body: TeiRerank | PairLimits, model: ServedModel) -> str | None:
-    """ApiError 422 for one that the model has no place for."""
-    name = "instruct" if body.instruct else "instruction"
-    given = body.instruct or body.instruction
-    if given and model.about.scores.instructed is None:
-        raise validation(
-            f"`{name}` is not supported: this model's pairs go through no template with a place for an instruction",
-            param=name,
-        )
-    return given
 
 
 def _limited_logits(asked: Asked[JinaRerank] | Asked[Score]) -> Coroutine[Any, Any, Computed]:

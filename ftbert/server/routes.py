@@ -6,7 +6,17 @@ from dataclasses import replace
 
 import msgspec
 
-from ftbert.server import embed_routes, info_routes, pipeline_routes, rank_routes, schemas, token_routes
+from ftbert.server import (
+    azure_routes,
+    cohere_routes,
+    embed_routes,
+    info_routes,
+    ollama_routes,
+    pipeline_routes,
+    rank_routes,
+    schemas,
+    token_routes,
+)
 from ftbert.server.app import App, Route, Routes
 from ftbert.server.errors import ApiError
 from ftbert.server.json_bodies import fields_of
@@ -26,6 +36,24 @@ def all_routes() -> Routes:
         ("GET", "/favicon.ico"): Route(info_routes.no_icon, public=True, counted=False),
         ("POST", "/v1/embeddings"): Route(
             embed_routes.embeddings, openai=True, gives=schemas.Embeddings, words="OpenAI: a vector for each text"
+        ),
+        ("POST", "/openai/deployments/{deployment}/embeddings"): Route(
+            azure_routes.embeddings, openai=True, takes=schemas.OpenAIEmbed, gives=schemas.Embeddings,
+            words="Azure: as /v1/embeddings, of the model that the path names",
+        ),
+        ("POST", "/v2/embed"): Route(
+            cohere_routes.embed, openai=True, gives=cohere_routes.CohereEmbeddings,
+            words="Cohere: vectors of texts, by type",
+        ),
+        ("POST", "/v1/embed"): Route(
+            cohere_routes.embed_v1, openai=True, gives=cohere_routes.CohereEmbeddings,
+            words="Cohere, first API: vectors of texts, by type where types are named",
+        ),
+        ("POST", "/api/embed"): Route(
+            ollama_routes.embed, gives=ollama_routes.OllamaVectors, words="Ollama: a vector for each text"
+        ),
+        ("POST", "/api/embeddings"): Route(
+            ollama_routes.embeddings, gives=ollama_routes.OllamaVector, words="Ollama, older: a vector of one text"
         ),
         ("POST", "/embed"): Route(embed_routes.embed, gives=schemas.Matrix, words="TEI: a vector for each text"),
         ("POST", "/embed_all"): Route(
@@ -110,7 +138,8 @@ def all_routes() -> Routes:
     for path in ("/openapi.json", "/api-doc/openapi.json"):
         routes["GET", path] = Route(info_routes.openapi, public=True, counted=False)
     for path, same in (
-        ("/embeddings", "/v1/embeddings"), ("/v2/rerank", "/v1/rerank"), ("/v1/score", "/score"),
+        ("/embeddings", "/v1/embeddings"), ("/openai/v1/embeddings", "/v1/embeddings"),
+        ("/v2/rerank", "/v1/rerank"), ("/v1/score", "/score"),
         ("/v1/token_classify", "/token_classify"), ("/v1/fill_mask", "/fill_mask"),
     ):  # fmt: skip
         routes["POST", path] = replace(routes["POST", same], words="")

@@ -22,9 +22,13 @@ class Cut(msgspec.Struct):
 
 
 class Embed(Cut, kw_only=True):
+    """instruct, instruction: what is searched for, in the place of a prompt for it; see instructions."""
+
     inputs: Inputs
     normalize: bool = True
     dimensions: int | None = None
+    instruct: str | None = None
+    instruction: str | None = None
 
 
 class EmbedAll(Cut, kw_only=True):
@@ -40,21 +44,42 @@ class TokenLimits(msgspec.Struct, kw_only=True):
     truncation_side: str | None = None
 
 
-class OpenAIEmbed(TokenLimits, kw_only=True):
-    """truncate: true or false as TEI, NONE, START or END as Cohere and NVIDIA. prompt_name, input_type, task: see
-    embed_routes. use_activation: false leaves the length of vectors as it is. late_chunking: as Jina, the inputs are
-    parts of one text."""
+class Written(TokenLimits, kw_only=True):
+    """encoding_format: float, base64, or bytes and bytes_only, without JSON. embed_dtype, endianness: of what is no
+    list: float32, float16, bfloat16, fp8_e4m3 or fp8_e5m2; native, little or big."""
 
-    input: Inputs
+    encoding_format: str | None = None
+    embed_dtype: str | None = None
+    endianness: str | None = None
+
+
+class Part(msgspec.Struct):
+    text: str
+
+
+class OpenAIEmbed(Written, kw_only=True):
+    """input: a text as Jina's object too. truncate: true or false as TEI, NONE, START or END as Cohere and NVIDIA;
+    truncation: as Voyage. output_dimension, output_dtype (float, int8, uint8, binary, ubinary): Voyage's and Mistral's;
+    embedding_type (float, base64, binary, ubinary), normalized: Jina's. prompt_name, input_type, task: see purposes.
+    instruct, instruction: see instructions. use_activation: false leaves the length of vectors as it is.
+    late_chunking: as Jina, the inputs are parts of one text."""
+
+    input: str | list[str | int | list[int] | Part]
     user: str | None = None
-    encoding_format: str | None = "float"
     dimensions: int | None = None
+    output_dimension: int | None = None
+    output_dtype: str | None = None
+    embedding_type: str | None = None
     truncate: bool | str | None = None
+    truncation: bool | None = None
     prompt_name: str | None = None
     input_type: str | None = None
     task: str | None = None
+    normalized: bool | None = None
     use_activation: bool | None = None
     late_chunking: bool | None = None
+    instruct: str | None = None
+    instruction: str | None = None
 
 
 class Sentences(msgspec.Struct):
@@ -125,10 +150,11 @@ class Document(msgspec.Struct):
 
 class PairLimits(TokenLimits, kw_only=True):
     """max_tokens_per_query, max_tokens_per_doc: of their own tokens, before they are paired; 0: all. instruct,
-    instruction: of a reranker whose template has a place for one, the system's message."""
+    instruction: of a reranker whose template or prompt has a place for one; chat_template_kwargs may have it too."""
 
     instruct: str | None = None
     instruction: str | None = None
+    chat_template_kwargs: dict[str, str | None] | None = None
     max_tokens_per_query: int | None = None
     max_tokens_per_doc: int | None = None
     use_activation: bool | None = None
@@ -181,10 +207,9 @@ class Score(PairLimits, kw_only=True):
     text_2: str | list[str] | None = None
 
 
-class Pooling(TokenLimits, kw_only=True):
+class Pooling(Written, kw_only=True):
     input: Inputs
     task: str | None = None
-    encoding_format: str | None = "float"
     dimensions: int | None = None
     use_activation: bool | None = None
 
@@ -193,18 +218,22 @@ class Pooling(TokenLimits, kw_only=True):
 # nothing else than what is done anyway; any other is refused. `()`: no value is.
 _NO_PROMPT: dict[str, tuple[Any, ...]] = {"prompt": (), "chat_template": ()}
 _NOT_HERE = {"instruct": (), "instruction": (), **_NO_PROMPT}
-_WRITTEN: dict[str, tuple[Any, ...]] = {
-    "add_special_tokens": (True,), "embed_dtype": ("float32",), "endianness": ("native", "little"),
-    "embedding_type": ("float",), "encoding_type": ("float",), "output_dtype": ("float",), "output_dimension": (),
-    "normalize": (True,), "normalized": (True,), "return_multivector": (False,),
-    "truncation": (True,), "modality": ("text",), **_NOT_HERE,
+_EMBEDDED: dict[str, tuple[Any, ...]] = {
+    "add_special_tokens": (True,), "encoding_type": ("float",), "normalize": (True,), "return_multivector": (False,),
+    "modality": ("text",), "lora_path": (), "embed_overrides": (), **_NO_PROMPT,
+}  # fmt: skip
+_OF_TEXTS: dict[str, tuple[Any, ...]] = {
+    "embedding_type": ("float",), "output_dtype": ("float",), "output_dimension": (), "normalized": (True,),
+    "truncation": (True,), "prompt_name": (), "input_type": (), "late_chunking": (False,), "instruct": (),
+    "instruction": (),
 }  # fmt: skip
 ONLY: dict[Any, dict[str, tuple[Any, ...]]] = {
-    EmbedAll: {"normalize": (False,), "dimensions": ()},
+    EmbedAll: {"normalize": (False,), "dimensions": (), "instruct": (), "instruction": ()},
+    Similarity: {"instruct": (), "instruction": ()},
     Predict: {"instruct": (), "instruction": ()},
     TokenClassify: {"raw_scores": (False,), "prompt_name": ()},
-    OpenAIEmbed: _WRITTEN,
-    Pooling: {**_WRITTEN, "prompt_name": (), "input_type": (), "late_chunking": (False,)},
+    OpenAIEmbed: _EMBEDDED,
+    Pooling: {**_EMBEDDED, **_OF_TEXTS},
     Classify: {"add_special_tokens": (True,), "activation": (True,), "softmax": (True,), "labels": (), **_NOT_HERE},
     Score: _NO_PROMPT,
     JinaRerank: {
@@ -235,10 +264,10 @@ _MAYBE_TEXT = (str | None, None)
 Usage = _answer("Usage", prompt_tokens=int, total_tokens=int)
 SparseValue = _answer("SparseValue", "Of an entry of the vocabulary that has a weight.", index=int, value=float)
 Embedding = _answer(
-    "Embedding", "embedding: a list of numbers, or base64 of little-endian float32.",
+    "Embedding", "embedding: a list of numbers, or base64 of their bytes, little-endian float32 where none is named.",
     object=str, index=int, embedding=list[float] | str,
 )  # fmt: skip
-Embeddings = _answer("Embeddings", object=str, data=_many(Embedding), model=str, usage=Usage)
+Embeddings = _answer("Embeddings", id=str, object=str, data=_many(Embedding), model=str, usage=Usage)
 Pooled = _answer("Pooled", "data: a vector, of task token_embed one a token.", object=str, index=int, data=Any)
 PooledList = _answer("PooledList", object=str, data=_many(Pooled), model=str, usage=Usage)
 ModelCard = _answer("ModelCard", id=str, object=str, created=int, owned_by=str, root=str)

@@ -18,6 +18,7 @@ from ftbert.text import FastTokenizer, LimitedPairs, TemplateEncoder, Tokens, ex
 _LONGEST = 1 << 20
 # Fewer characters are tokenised at once: handing them to a thread costs more (60 us) than doing it.
 INLINE_CHARACTERS, _INLINE_CHARACTERS_WORDPIECE = 512, 4096
+_PROMPTS_KEPT = 256
 
 
 @dataclass
@@ -237,6 +238,8 @@ class TextEncoder:
         if (known := self._skips.get(prompt)) is None:
             ids = self._tokens([prompt], True, "right", self.about.text.max_length).ids
             known = len(ids) - (len(ids) > 0 and int(ids[-1]) in self.about.text.special_ids)
+            if len(self._skips) >= _PROMPTS_KEPT:  # requests may bring prompts of their own
+                self._skips.clear()
             self._skips[prompt] = known
         return known
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ftbert.text.late_chunks import cut_embedding, takes_chunks
     from ftbert.text.multi_vector import compared, expansion_token, multi_vector_embedding, skipped_ids, token_vectors
     from ftbert.text.pooling import Upload, dense_of, filling, pooled_rows, text_vectors, token_states
-    from ftbert.text.precision import check_ranges, quantized, ranges_of, stored_as
+    from ftbert.text.precision import check_ranges, quantized, ranges_of, scaled, stored_as
     from ftbert.text.scoring import ScoreSettings, next_logits, score_ids, score_task
     from ftbert.text.shared_prefix import sharing
     from ftbert.text.sparse import sparse_embedding, splade_rows, table_tokenizer, table_weights, token_weights
@@ -55,10 +55,10 @@ __all__ = [
     "compared", "compute_windows", "cut_embedding", "dense_of", "embedding", "entries_of", "expanded",
     "expansion_token", "filling", "joined", "launch",
     "lexical", "load_tokenizer", "loaded_tokenizer", "looked_up", "multi_vector_embedding", "next_logits", "pack",
-    "pooled_rows", "takes_chunks", "panics_as_errors", "quantized", "ranges_of", "score_ids", "score_task", "sharing",
-    "skipped_ids", "sparse_embedding", "splade_rows", "stored_as", "table_tokenizer", "table_weights", "text_options",
-    "text_vectors", "token_states", "token_vectors", "token_weights", "tokenizer_of", "tokens_kept", "tokens_of",
-    "unweighted", "width_behind",
+    "pooled_rows", "takes_chunks", "panics_as_errors", "quantized", "ranges_of", "scaled", "score_ids", "score_task",
+    "sharing", "skipped_ids", "sparse_embedding", "splade_rows", "stored_as", "table_tokenizer", "table_weights",
+    "text_options", "text_vectors", "token_states", "token_vectors", "token_weights", "tokenizer_of", "tokens_kept",
+    "tokens_of", "unweighted", "width_behind",
 ]  # fmt: skip
 
 _LATE = {
@@ -69,7 +69,8 @@ _LATE = {
     "loaded_tokenizer": "encoding",
     "compared": "multi_vector", "expansion_token": "multi_vector", "multi_vector_embedding": "multi_vector",
     "pooled_rows": "pooling", "takes_chunks": "late_chunks", "next_logits": "scoring", "quantized": "precision",
-    "ranges_of": "precision", "score_ids": "scoring", "score_task": "scoring", "sharing": "shared_prefix",
+    "ranges_of": "precision", "scaled": "precision", "score_ids": "scoring", "score_task": "scoring",
+    "sharing": "shared_prefix",
     "skipped_ids": "multi_vector", "sparse_embedding": "sparse", "splade_rows": "sparse", "stored_as": "precision",
     "text_options": "encoding", "text_vectors": "pooling", "token_states": "pooling", "token_vectors": "multi_vector",
     "table_tokenizer": "sparse", "table_weights": "sparse", "token_weights": "sparse", "tokenizer_of": "encoding",

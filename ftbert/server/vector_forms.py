@@ -1,0 +1,131 @@
+"""How vectors are written: as numbers of which type, and these as lists, base64 or bytes."""
+
+from __future__ import annotations
+
+import sys
+from binascii import b2a_base64
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ftbert.server.errors import ApiError, validation
+from ftbert.text import quantized, scaled
+
+# Cohere's, Voyage's and Mistral's words for numbers, and vLLM's.
+BYTES = ("int8", "uint8", "binary", "ubinary")
+FLOATS = ("float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2")
+ENCODINGS = ("float", "base64", "bytes", "bytes_only")
+_ENDS = ("native", "little", "big")
+# Numbers that are turned into others at once: 1 ms.
+_AT_ONCE = 65536
+
+
+@dataclass(frozen=True)
+class VectorForm:
+    """number: one of BYTES, or of FLOATS. encoding: one of ENCODINGS; "float" are lists. big_endian: of what is
+    written as base64 or bytes."""
+
+    number: str = "float32"
+    encoding: str = "float"
+    big_endian: bool = False
+
+    def numbers(self, rows: NDArray[np.float32]) -> NDArray[Any]:
+        """float32 [n, width] -> as they are written, [n, width], of signs [n, width / 8 rounded up]. ApiError 424 for
+        numbers that the type has not."""
+        if self.number in ("int8", "uint8"):
+            return scaled(rows, self.number)
+        if self.number in BYTES:
+            return quantized(rows, self.number)
+        found = _FLOATS[self.number](rows)
+        return found.byteswap() if self.big_endian and found.dtype.itemsize > 1 else found
+
+    def rows(self, rows: NDArray[np.float32]) -> Iterator[NDArray[Any]]:
+        """Of float32 [n, width] each row as it is written."""
+        step = max(1, _AT_ONCE // max(1, rows.shape[-1]))
+        for start in range(0, len(rows), step):
+            yield from self.numbers(rows[start : start + step])
+
+    def json(self, numbers: NDArray[Any]) -> Any:
+        """What stands in JSON for numbers as they are written."""
+        return numbers if self.encoding == "float" else b2a_base64(numbers.tobytes(), newline=False).decode("ascii")
+
+
+def choose_form(
+    encoding: str | None, embed_dtype: str | None = None, endianness: str | None = None,
+    of_bytes: tuple[str, str | None] = ("output_dtype", None),
+) -> VectorForm:  # fmt: skip
+    """By vLLM's fields, and a field of another API with one of BYTES or None. ApiError 422."""
+    encoding = _one_of(ENCODINGS, "encoding_format", encoding)
+    number = _one_of(FLOATS, "embed_dtype", embed_dtype)
+    ends = _one_of(_ENDS, "endianness", endianness)
+    for name, value, usual in (("embed_dtype", number, number == FLOATS[0]), ("endianness", ends, ends != "big")):
+        if encoding == "float" and not usual:
+            words = f"`{name}` {value} is for `encoding_format` base64, bytes and bytes_only"
+            raise validation(words, param=name)
+    name, word = of_bytes
+    if word is not None and number != FLOATS[0]:
+        raise validation(f"`embed_dtype` and `{name}` ask for different numbers; give one of them", param="embed_dtype")
+    return VectorForm(word or number, encoding, ends == "big" or (ends == "native" and sys.byteorder == "big"))
+
+
+def _one_of(words: tuple[str, ...], name: str, given: str | None) -> str:
+    """The first where none is given. ApiError 422."""
+    if given is not None and given not in words:
+        known = f"{', '.join(words[:-1])} or {words[-1]}"
+        raise validation(f"`{name}` must be {known}; got {given[:20]!r}", param=name)
+    return given or words[0]
+
+
+# ---- float32 as others, to the nearest, of two as near the even one
+
+
+def _float16(rows: NDArray[np.float32]) -> NDArray[Any]:
+    with np.errstate(over="ignore"):
+        found = rows.astype(np.float16)
+    if not np.isfinite(found).all():
+        raise _beyond("float16")
+    return found
+
+
+def _bfloat16(rows: NDArray[np.float32]) -> NDArray[Any]:
+    bits = rows.view(np.uint32)
+    found = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    if (found & 0x7F80 == 0x7F80).any():
+        raise _beyond("bfloat16")
+    return found
+
+
+def _eight_bits(rows: NDArray[np.float32], name: str) -> NDArray[Any]:
+    middles, greatest = _middles(name)
+    sizes = np.abs(rows)
+    found = np.searchsorted(middles, sizes, side="left")
+    # Exactly between two: the even one.
+    found += (found & 1) & (sizes == middles[np.minimum(found, len(middles) - 1)])
+    if found.max(initial=0) > greatest:
+        raise _beyond(name)
+    return (found | np.where(np.signbit(rows), 128, 0)).astype(np.uint8)
+
+
+@cache
+def _middles(name: str) -> tuple[NDArray[np.float32], int]:
+    """float32: what lies between a value and the next, in order; and the code of the greatest value. The codes of
+    values from 0 on are their order."""
+    mantissa, bias, greatest = {"fp8_e4m3": (3, 7, 0x7E), "fp8_e5m2": (2, 15, 0x7B)}[name]
+    codes = np.arange(greatest + 2)  # with the one that would be next
+    exponents, parts = codes >> mantissa, (codes & ((1 << mantissa) - 1)) / (1 << mantissa)
+    values = np.ldexp(np.where(exponents, 1 + parts, parts), np.maximum(exponents, 1) - bias)
+    return ((values[1:] + values[:-1]) / 2).astype(np.float32), greatest
+
+
+def _beyond(name: str) -> ApiError:
+    return ApiError("Backend", f"a number of a vector is beyond the greatest of `embed_dtype` {name}")
+
+
+_FLOATS: dict[str, Any] = {
+    "float32": lambda rows: rows, "float16": _float16, "bfloat16": _bfloat16,
+    "fp8_e4m3": lambda rows: _eight_bits(rows, "fp8_e4m3"), "fp8_e5m2": lambda rows: _eight_bits(rows, "fp8_e5m2"),
+}  # fmt: skip
