@@ -14,7 +14,7 @@ from torch_decoder import TorchDecoder, TorchTexts
 import ftbert
 from ftbert.decoding.decoder import decoder_of
 from ftbert.decoding.generation import Generation
-from ftbert.decoding.sampling import Sampling
+from ftbert.decoding.requests import Request
 
 Q8_0_BYTES = 34 / 32  # of a weight
 
@@ -65,19 +65,19 @@ class FtbertTexts:
     def __init__(self, peer: Ftbert, batch: int, positions: int) -> None:
         self.decoder, self.device, self.batch = decoder_of(peer.model, batch, positions), peer.device, batch
         self.positions = positions
-        self.generation: Generation | None = None
+        # Each start computes its prompts, also those that slots still hold.
+        self.generation = Generation(self.decoder, batch, peer.model.config.vocab, self.device, reuse=False)
+        self.places: list[int] = []
 
     def start(self, prompts: list[list[int]], alone: bool = False) -> None:
-        if self.generation is not None:
-            for place in range(self.batch):
-                self.generation.end(place)
+        for place in self.places:
+            self.generation.end(place)
         # With a token to follow, the next step is launched before this one's are read.
         most = [1 if alone else self.positions - len(prompt) for prompt in prompts]
-        self.generation = Generation(self.decoder, self.batch, prompts, most, Sampling(), self.device)
+        self.places = [self.generation.add(Request(*of)) for of in zip(prompts, most, strict=True)]
         self.generation.step()
 
     def step(self) -> None:
-        assert self.generation is not None
         if len(self.generation.step()) != self.batch:
             raise RuntimeError("a text has ended: its cache has too few positions")
 

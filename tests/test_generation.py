@@ -22,6 +22,8 @@ from ftbert.converters import convert
 from ftbert.decoding.decoder import decoder_of
 from ftbert.decoding.generation import Generation
 from ftbert.decoding.prompts import spelled_ends, tokenizer_for
+from ftbert.decoding.requests import Request
+from ftbert.decoding.rules import Rules
 from ftbert.decoding.sampling import Sampling
 from ftbert.decoding.stated import stated
 
@@ -96,15 +98,15 @@ def test_steps_ahead_and_pieces_of_prompts_change_no_token(place: Place, ahead: 
     ends = {alone[3][5], alone[6][2]}
     want = [row[: next((i for i, one in enumerate(row) if one in ends), len(row))] for row in alone]
     decoder = Counted(decoder_of(model, slots, 48))
-    generation = Generation(decoder, slots, prompts, most, sampling, model.device, ahead, step_tokens)
+    generation = Generation(decoder, slots, model.config.vocab, model.device, step_tokens=step_tokens, reuse=False, ahead=ahead)
+    for i, (ids, n) in enumerate(zip(prompts, most, strict=True)):
+        generation.add(Request(ids, n, sampling.at(i), Rules(ends=frozenset(ends))))
     got: list[list[int]] = [[] for _ in prompts]
     while made := generation.step():
-        for place_of, token in made:
-            if token not in ends:
+        for place_of, token, end, *_ in made:
+            if end != "eos":
                 got[place_of].append(token)
-            if token in ends or len(got[place_of]) == most[place_of]:
-                generation.end(place_of)
-    assert got == want and decoder.lengths() == [0] * slots
+    assert got == want and decoder.lengths() == [0] * slots and not generation.running and not generation.waiting
     assert max(decoder.sizes) <= max(step_tokens, slots)
     assert sum(decoder.sizes) >= sum(map(len, prompts)) + sum(len(row) - 1 for row in want)
 

@@ -21,8 +21,8 @@ import ftbert
 from ftbert.converters import convert
 from ftbert.decoding.decoder import decoder_of
 from ftbert.decoding.generation import Generation
-from ftbert.decoding.rules import Ruled, Rules
-from ftbert.decoding.sampling import Sampling
+from ftbert.decoding.requests import Request
+from ftbert.decoding.rules import Rules
 from ftbert.decoding.stated import stated
 
 PROMPTS = [[int(one) for one in torch.randint(3, 90, (n,), generator=torch.Generator().manual_seed(n))] for n in (12, 1, 5, 20)]
@@ -113,15 +113,13 @@ def test_penalties_are_of_the_callers_too(ahead: bool, place: Place) -> None:
         given = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": MOST, "eos_token_id": [], "repetition_penalty": 1.1}
         want.append(reference.generate(torch.tensor([ids]), logits_processor=rules, **given)[0, len(ids) :].tolist())
     model = loaded("llama", place)
-    decoder, vocab = decoder_of(model, 2, 64), model.config.vocab
-    ruled = Ruled(Rules(repetition_penalty=1.1, **how), 2, 64, vocab, model.device)
-    generation = Generation(decoder, 2, PROMPTS, [MOST] * 4, Sampling(), model.device, ahead, 6, ruled)
+    generation = Generation(decoder_of(model, 2, 64), 2, model.config.vocab, model.device, step_tokens=6, ahead=ahead)
+    for ids in PROMPTS:
+        generation.add(Request(ids, MOST, rules=Rules(repetition_penalty=1.1, **how)))
     got: list[list[int]] = [[] for _ in PROMPTS]
     while step := generation.step():
-        for place_of, token in step:
+        for place_of, token, *_ in step:
             got[place_of].append(token)
-            if len(got[place_of]) == MOST:
-                generation.end(place_of)
     assert got == want
     ended = [row[: row.index(2)] if 2 in row else row for row in want]
     assert model.generate_ids(PROMPTS, max_new_tokens=MOST, repetition_penalty=1.1, **how) == ended
@@ -178,11 +176,11 @@ def test_a_converted_live_model_says_what_it_said(tmp_path: Path) -> None:
 def test_texts_with_rules_go_on_where_inference_mode_has_ended() -> None:
     model = loaded("llama", Place("cpu", torch.float32))
     with torch.inference_mode():
-        rules = Ruled(Rules(repetition_penalty=1.3), 1, 40, model.config.vocab, model.device)
-        generation = Generation(decoder_of(model, 1, 40), 1, PROMPTS[:1], [MOST], Sampling(), model.device, ruled=rules)
-        got = [token for _, token in generation.step()]
-    while len(got) < MOST and (step := generation.step()):
-        got += [token for _, token in step]
+        generation = Generation(decoder_of(model, 1, 40), 1, model.config.vocab, model.device)
+        generation.add(Request(PROMPTS[0], MOST, rules=Rules(repetition_penalty=1.3)))
+        got = [token.id for token in generation.step()]
+    while step := generation.step():
+        got += [token.id for token in step]
     assert got == theirs(saying(repetition_penalty=1.3, eos_token_id=[]))[0]
 
 

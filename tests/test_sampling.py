@@ -20,14 +20,28 @@ from transformers.generation.logits_process import (
 
 import ftbert
 from ftbert._library import load_library
-from ftbert.decoding.sampling import Sampling, draw
+from ftbert.decoding.sampling import Sampling, StepSampling, draw
 
 load_library()
 
 
+def step_of(sampling: Sampling, logits: torch.Tensor) -> StepSampling:
+    return StepSampling([sampling] * len(logits), logits.device)
+
+
+def probabilities(sampling: Sampling, logits: torch.Tensor) -> torch.Tensor:
+    weights = step_of(sampling, logits).weights(logits)
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def drawn(sampling: Sampling, logits: torch.Tensor) -> list[int]:
+    """Each row with the numbers of a text of its own."""
+    return list(step_of(sampling, logits).choose(logits, [sampling.at(i).generator() for i in range(len(logits))]).tolist())
+
+
 @settings(max_examples=60, deadline=None)
 @given(
-    temperature=st.floats(0.1, 3), top_k=st.one_of(st.none(), st.integers(1, 60)), top_p=st.one_of(st.none(), st.floats(0.05, 1)),
+    temperature=st.floats(0.1, 3), top_k=st.one_of(st.none(), st.integers(2, 60)), top_p=st.one_of(st.none(), st.floats(0.05, 1)),
     min_p=st.one_of(st.none(), st.floats(0, 1)), seed=st.integers(0, 1000),
 )  # fmt: skip
 def test_probabilities_are_those_of_transformers(
@@ -41,16 +55,16 @@ def test_probabilities_are_those_of_transformers(
         want = TopPLogitsWarper(top_p)(None, want)
     if min_p is not None:
         want = MinPLogitsWarper(min_p)(None, want)
-    got = Sampling(temperature, top_k, top_p, min_p=min_p).probabilities(logits)
+    got = probabilities(Sampling(temperature, top_k, top_p, min_p=min_p), logits)
     torch.testing.assert_close(got.float(), want.softmax(-1), atol=1e-6, rtol=1e-5)
 
 
 def test_draws_follow_the_probabilities() -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0, -1.0]]).repeat(20_000, 1)
     sampling = Sampling(temperature=0.7, top_k=3, seed=1)
-    generator = sampling.generator(0)
-    drawn = torch.tensor(sampling.choose(logits, [generator] * len(logits)).read()).bincount(minlength=4) / len(logits)
-    assert float((drawn - sampling.probabilities(logits[:1])[0]).abs().max()) < 0.015 and drawn[3] == 0
+    found = step_of(sampling, logits).choose(logits, [sampling.generator()] * len(logits))
+    shares = found.bincount(minlength=4) / len(logits)
+    assert float((shares - probabilities(sampling, logits[:1])[0]).abs().max()) < 0.015 and shares[3] == 0
 
 
 @settings(max_examples=100, deadline=None)
@@ -69,21 +83,20 @@ def test_a_draw_is_where_the_sum_passes_the_number(weights: list[float], number:
 @given(temperature=st.sampled_from([5e-324, 1e-300, 1e-40, 1e-9]), seed=st.integers(0, 99))
 def test_the_smallest_temperatures_take_the_most_likely_token(temperature: float, seed: int) -> None:
     logits, sampling = torch.randn(3, 40, generator=torch.Generator().manual_seed(seed)), Sampling(temperature, seed=seed)
-    assert sampling.choose(logits, [sampling.generator(i) for i in range(3)]).read() == logits.argmax(-1).tolist()
+    assert drawn(sampling, logits) == logits.argmax(-1).tolist()
 
 
 def test_a_seed_draws_alike_on_every_device(place: Place) -> None:
     logits = 2 * torch.randn(64, 300, generator=torch.Generator().manual_seed(0)).to(place.dtype)
     sampling = Sampling(0.8, top_k=50, top_p=0.9, seed=4)
-    drawn = [sampling.choose(one, [sampling.generator(i) for i in range(64)]).read() for one in (logits.float().cpu(), logits.to(place.device))]
-    assert drawn[0] == drawn[1] and len(set(drawn[0])) > 20
+    found = [drawn(sampling, one) for one in (logits.float().cpu(), logits.to(place.device))]
+    assert found[0] == found[1] and len(set(found[0])) > 20
 
 
 def test_a_logit_of_minus_infinity_is_never_chosen(place: Place) -> None:
     logits = torch.full((200, 3), -torch.inf, dtype=place.dtype, device=place.device)
     logits[:, 1:] = 0
-    sampling = Sampling(2.0, seed=0)
-    assert set(sampling.choose(logits, [sampling.generator(i) for i in range(200)]).read()) == {1, 2}
+    assert set(drawn(Sampling(2.0, seed=0), logits)) == {1, 2}
 
 
 @pytest.mark.parametrize("how", [{}, {"temperature": 0.7, "seed": 0}, {"temperature": 0.7, "top_k": 5, "top_p": 0.5}])

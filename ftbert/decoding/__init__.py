@@ -12,12 +12,38 @@ from ftbert.decoding.chat_template import ChatTemplate
 from ftbert.decoding.text_stream import TextStream
 
 if TYPE_CHECKING:
+    from ftbert.decoding.generation import Generation
     from ftbert.decoding.language_model import LanguageModel
-    from ftbert.decoding.texts import TextPieces
+    from ftbert.decoding.prompts import encoded, tokenizer_for
+    from ftbert.decoding.requests import MOST_LOGPROBS, Request, Token
+    from ftbert.decoding.rules import Rules
+    from ftbert.decoding.sampling import Sampling
+    from ftbert.decoding.texts import Options, TextPieces, generation_of, requested, text_stream
 
-__all__ = ["ChatTemplate", "LanguageModel", "TextPieces", "TextStream"]
+_LATE = {
+    "Generation": "generation", "LanguageModel": "language_model", "encoded": "prompts", "tokenizer_for": "prompts",
+    "MOST_LOGPROBS": "requests", "Request": "requests", "Token": "requests", "Rules": "rules", "Sampling": "sampling",
+    "Options": "texts", "TextPieces": "texts", "generation_of": "texts", "requested": "texts", "text_stream": "texts",
+}  # fmt: skip
 
-_LATE = {"LanguageModel": "language_model", "TextPieces": "texts"}
+__all__ = [
+    "MOST_LOGPROBS",
+    "ChatTemplate",
+    "Generation",
+    "LanguageModel",
+    "Options",
+    "Request",
+    "Rules",
+    "Sampling",
+    "TextPieces",
+    "TextStream",
+    "Token",
+    "encoded",
+    "generation_of",
+    "requested",
+    "text_stream",
+    "tokenizer_for",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 
 class Chosen:
-    """ids: int64 [texts] on the device of the logits; -1 where these are no choice, as they are not finite."""
+    """ids: int64 [texts] on the device of the logits; -1 where these are no choice, as they are not finite: a decoder
+    makes NaN of it."""
 
-    def __init__(self, ids: Tensor, dtype: torch.dtype) -> None:
-        """dtype: of the logits. On a GPU nothing waits: a decoder makes NaN of -1, until the host reads it."""
-        self.ids, self._dtype = ids, dtype
+    def __init__(self, ids: Tensor, others: Sequence[Tensor] = ()) -> None:
+        """others: what the host reads beside the ids. On a GPU nothing waits."""
+        self.ids = ids
         self._copied: torch.cuda.Event | None = None
-        self._told = ids
+        self._told = [ids, *others]
         if ids.is_cuda:
-            self._told = torch.empty(ids.shape, dtype=ids.dtype, pin_memory=True).copy_(ids, non_blocking=True)
+            self._told = [_on_its_way(one) for one in self._told]
             self._copied = torch.cuda.Event()
             self._copied.record(torch.cuda.current_stream(ids.device))
 
-    def read(self) -> list[int]:
-        """The ids, when they are there. RuntimeError for NaN among the logits, or a largest that is infinite."""
+    def read(self) -> list[list[int]]:
+        """The ids, and then the others, when they are there."""
         if self._copied is not None:
             self._copied.synchronize()
-        found: list[int] = self._told.tolist()
-        if -1 in found:
-            raise RuntimeError(
-                f"logits of the next token are not finite in {self._dtype}: weights that are not, or numbers larger "
-                "than the dtype holds; another dtype may hold them"
-            )
-        return found
+        return [one.tolist() for one in self._told]
+
+
+def _on_its_way(values: Tensor) -> Tensor:
+    return torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)
 
 
 def sent(values: Tensor, device: torch.device) -> Tensor:

@@ -1,101 +1,174 @@
-"""Several texts that grow a token at a time: those that end make room for those that wait."""
+"""Several texts that grow a token at a time: they come and go between steps."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+from collections import OrderedDict, deque
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, count, islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ftbert.decoding.choices import Choices
 from ftbert.decoding.chosen import Chosen, sent
-from ftbert.decoding.rules import Ruled
-from ftbert.decoding.sampling import Sampling
+from ftbert.decoding.pace import Pace, Stopwatch
+from ftbert.decoding.requests import Request, Text, Token
+from ftbert.decoding.ruled import Histories, counts_tokens
+from ftbert.decoding.slots import WORTH_A_COPY, Slots, common_length
 
 # Tokens that a step computes at most, unless more texts grow: what a step takes in memory and in time beside the texts
 # that already grow is bounded, however many prompts begin together.
 STEP_TOKENS = 8192
+_LOOKED_AT = 64  # texts of those that wait, where the first wait for another's prompt
 
 
-@dataclass(eq=False)
-class _Text:
-    place: int
-    prompt: Sequence[int]
-    most: int  # tokens that may follow
-    slot: int
-    generator: torch.Generator | None
-    computed: int = 0  # tokens of the prompt that are in the cache
-    chosen: int = 0  # tokens that follow so far
-    ended: bool = False
+@dataclass
+class _Step:
+    """One that was launched. choices, chosen: None where no text's prompt was at its end. tokens: of prompts."""
 
-    @property
-    def grows(self) -> bool:
-        return 0 < self.chosen < self.most
+    choices: Choices | None
+    chosen: Chosen | None
+    tokens: int
+    watch: Stopwatch
 
 
 class Generation:
-    """Prompts as ids -> the tokens that follow, a call of `step` each; the order of texts in it is not theirs.
+    """Requests -> the tokens that follow, a call of `step` each; the order of texts in it is not theirs.
 
     Texts in slots of the decoder's cache are computed together. A text that has ended leaves its slot, and the next
-    prompt is computed beside the others' next tokens; a long one in pieces.
+    prompt is computed beside the others' next tokens; a long one in pieces. What a slot holds stays until it is needed,
+    and a prompt that begins alike is computed from where it differs; also n texts of one prompt compute it once.
 
-    ahead: the next step is launched before this one's tokens are read, which it takes where they are; a text that
-    turns out to have ended then is computed once more for nothing.
+    `add`, `end`, `waiting` and `running` may be called from any thread, also while another is in `step`; they wait for
+    nothing. `step` and `reset` are one thread's at a time.
     """
 
     def __init__(
-        self, decoder: Any, slots: int, prompts: Sequence[Sequence[int]], most: Sequence[int], sampling: Sampling,
-        device: torch.device, ahead: bool | None = None, step_tokens: int = STEP_TOKENS, ruled: Ruled | None = None,
+        self, decoder: Any, slots: int, vocab: int, device: torch.device, *, wait_seconds: float | None = None,
+        step_tokens: int = STEP_TOKENS, reuse: bool = True, ahead: bool | None = None,
     ) -> None:  # fmt: skip
-        """decoder: a torch.classes.ftbert.Decoder with at least so many slots, all empty. most: tokens that follow each
-        prompt. ahead: None, on a GPU alone, where the host would wait. ruled: of as many slots; None: logits are taken
-        as they are."""
-        self._decoder, self._sampling, self._device, self._step_tokens = decoder, sampling, device, step_tokens
-        self._ruled = ruled
-        self._waiting = deque((place, *of) for place, of in enumerate(zip(prompts, most, strict=True)))
-        self._free = list(range(slots))
-        self._texts: dict[int, _Text] = {}  # by place, those in slots
-        self._steps: deque[tuple[list[_Text], Chosen]] = deque()  # launched, not read
-        self._last: tuple[list[_Text], Chosen] | None = None  # whose ids the growing texts' next tokens are
+        """decoder: a torch.classes.ftbert.Decoder with at least so many slots, all empty, of a model with `vocab`
+        tokens. wait_seconds: what growing texts wait for others' prompts in a step; None: no bound but `step_tokens`.
+        reuse: what slots hold of a prompt is not computed again. ahead: the next step is launched before this one's
+        tokens are read, which it takes where they are; a text that turns out to have ended then is computed once more
+        for nothing. None: on a GPU alone, where the host would wait."""
+        self._decoder, self._vocab, self._device, self._step_tokens = decoder, vocab, device, step_tokens
+        self.positions: int = decoder.positions()
+        self.dtype: torch.dtype | None = None  # of logits, when some were computed
+        self._slots = Slots(decoder, slots, reuse)
+        self._reuse = reuse
+        self._histories = Histories(slots, self.positions, device)
+        self._pace = Pace(wait_seconds, step_tokens)
+        self._places = count()
+        self._added: deque[Text] = deque()  # by other threads, not seen by a step yet
+        self._ends: deque[int] = deque()
+        self._waiting: OrderedDict[int, Text] = OrderedDict()  # by place, without a slot
+        self._texts: dict[int, Text] = {}  # by place, in slots
+        self._steps: deque[_Step] = deque()  # launched, not read
+        self._choices: Choices | None = None  # of the last step that chose tokens, which growing texts go on from
+        self._chosen: Chosen | None = None
         self._under_way = 1 if device.type == "cpu" and not ahead or ahead is False else 2
         # That of whoever resumes a stream of text may be another each time.
         self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
 
-    def step(self) -> list[tuple[int, int]]:
-        """(place, next token) of each text that grows; none: all have ended."""
+    @property
+    def waiting(self) -> int:
+        """Texts without a slot."""
+        return len(self._added) + len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        """Texts in slots."""
+        return len(self._texts)
+
+    def add(self, request: Request) -> int:
+        """The place of a new text, by which `step` names it. ValueError for a request that cannot be done."""
+        request.check(self.positions, self._vocab)
+        place = next(self._places)
+        generator = None if request.sampling.greedy else request.sampling.generator()
+        self._added.append(Text(place, request, list(request.prompt), generator))
+        return place
+
+    def end(self, place: int) -> None:
+        """This text needs no further token, whether it waits, grows or has ended. The next step is without it."""
+        self._ends.append(place)
+
+    def reset(self) -> None:
+        """Ends all texts and forgets what slots hold, as after an error of `step`."""
+        with self._on_stream():
+            self._settle()
+            self._steps.clear()
+            for text in (*self._waiting.values(), *self._texts.values()):
+                text.ended = True
+            self._waiting.clear()
+            self._texts.clear()
+            self._choices = self._chosen = None
+            self._slots.clear()
+
+    def step(self) -> list[Token]:
+        """The next token of each text that grows; none: all have ended. An error of the decoder leaves the texts as
+        they were."""
         with self._on_stream():
             while True:
                 while len(self._steps) < self._under_way and self._launch():
                     pass
+                self._settle()
                 if not self._steps:
                     return []
-                texts, chosen = self._steps.popleft()
-                made = [(one.place, token) for one, token in zip(texts, chosen.read(), strict=True) if not one.ended]
-                if made:
+                if made := self._read(self._steps.popleft()):
                     return made
-
-    def end(self, place: int) -> None:
-        """This text needs no further token."""
-        text = self._texts.pop(place)
-        text.ended = True
-        with self._on_stream():
-            self._decoder.truncate(text.slot, 0)
-        self._free.append(text.slot)
 
     def _on_stream(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
+    def _settle(self) -> None:
+        """What other threads asked for."""
+        while self._added:
+            text = self._added.popleft()
+            self._waiting[text.place] = text
+        while self._ends:
+            place = self._ends.popleft()
+            found = self._texts.get(place) or self._waiting.get(place)
+            if found is not None:
+                self._leave(found)
+
+    def _leave(self, text: Text) -> None:
+        text.ended = True
+        if self._waiting.pop(text.place, None) is None:
+            del self._texts[text.place]
+            self._slots.leave(text.slot)
+
+    def _read(self, step: _Step) -> list[Token]:
+        made: list[Token] = []
+        ids, *others = step.chosen.read() if step.chosen is not None else [[]]
+        self._pace.took(step.watch.seconds(), step.tokens)
+        if step.choices is None:
+            return made
+        for text, token, (logprob, top) in zip(step.choices.texts, ids, step.choices.told(others), strict=True):
+            if text.ended:
+                continue
+            end = "error" if token < 0 else "eos" if token in text.request.rules.ends else ""
+            if token >= 0:
+                text.tokens.append(token)
+                self._slots.read(text.slot, token)
+            if not end and len(text.tokens) == text.request.most:
+                end = "length"
+            if end:
+                self._leave(text)
+            made.append(Token(text.place, token, end, logprob, top, text.cached))
+        return made
+
     def _launch(self) -> bool:
         """A step of all that needs computing; False: nothing does."""
+        self._settle()
         growing = [one for one in self._texts.values() if one.grows]
-        begun = self._prompts(self._step_tokens - len(growing))
+        begun = self._prompts(max(1, min(self._step_tokens - len(growing), self._pace.size)))
         if not growing and not begun:
             return False
-        rows = [list(one.prompt[one.computed : one.computed + count]) for one, count in begun]
+        watch = Stopwatch(self._device)
+        rows = [one.prompt[one.computed : one.computed + size] for one, size in begun]
         parts = [self._next_ids(growing)] if growing else []
         if rows:
             parts.append(sent(torch.tensor([one for row in rows for one in row]), self._device))
@@ -103,53 +176,74 @@ class Generation:
         offsets = torch.tensor([*accumulate([*(1 for _ in growing), *map(len, rows)], initial=0)], dtype=torch.int32)
         slots = torch.tensor([one.slot for one in [*growing, *(one for one, _ in begun)]], dtype=torch.int32)
         logits = self._decoder.forward(ids, offsets, slots, False)
-        for one, count in begun:
-            one.computed += count
-        # Of a prompt whose end is still to come, the last, nobody needs the next token.
+        self.dtype = logits.dtype
+        for one in growing:
+            self._slots.add(one.slot, 1)
+        for (one, size), row in zip(begun, rows, strict=True):
+            one.computed += size
+            self._slots.add(one.slot, size, row)
+        # Of a prompt whose end is still to come nobody needs the next token; such prompts are the last.
         texts = growing + [one for one, _ in begun if one.computed == len(one.prompt)]
-        if not texts:
-            return True
-        chosen = self._choose(texts, logits[: len(texts)])
-        for one in texts:
-            one.chosen += 1
-        self._last = texts, chosen
-        self._steps.append(self._last)
+        step = _Step(None, None, sum(map(len, rows)), watch)
+        if texts:
+            if self._choices is None or self._choices.texts != texts:
+                self._choices = Choices(texts, self._vocab, self._histories)
+            self._chosen = self._choices.choose(logits[: len(texts)])
+            step.choices, step.chosen = self._choices, self._chosen
+            for one in texts:
+                one.chosen += 1
+        watch.stop()
+        self._steps.append(step)
         return True
 
-    def _choose(self, texts: list[_Text], logits: Tensor) -> Chosen:
-        generators = [one.generator for one in texts if one.generator]
-        if self._ruled is None:
-            return self._sampling.choose(logits, generators)
-        begins = [len(one.prompt) for one in texts]
-        lengths = [begin + one.chosen for begin, one in zip(begins, texts, strict=True)]
-        ruled = self._ruled.apply(logits, [one.slot for one in texts], begins, lengths)
-        chosen = self._sampling.choose(ruled, generators, logits.dtype)
-        self._ruled.add(chosen.ids)
-        return chosen
+    def _prompts(self, room: int) -> list[tuple[Text, int]]:
+        """Texts whose prompts are computed next, and how many tokens of each: equal shares of the room, what a short
+        one leaves going to the longer ones. Those that are computed to their ends come first."""
+        self._admit()
+        left = sorted((one for one in self._texts.values() if not one.chosen), key=_rest)
+        found = []
+        for i, one in enumerate(left):
+            size = min(_rest(one), -(-room // (len(left) - i)))
+            room -= size
+            if size:
+                found.append((one, size))
+        return sorted(found, key=lambda each: each[1] < _rest(each[0]))
 
-    def _prompts(self, room: int) -> list[tuple[_Text, int]]:
-        """Texts whose prompts are computed next, and how many tokens of each: whole ones, but for a first that is
-        longer than the room; of that a piece, and it comes last."""
-        found = [(one, len(one.prompt) - one.computed) for one in self._texts.values() if not one.chosen]  # one at most
-        while self._waiting and self._free:
-            length = len(self._waiting[0][1])
-            if found and sum(count for _, count in found) + length > room:
-                break
-            place, prompt, most = self._waiting.popleft()
-            generator = None if self._sampling.greedy else self._sampling.generator(place)
-            text = self._texts[place] = _Text(place, prompt, most, self._free.pop(), generator)
-            if self._ruled is not None:
-                self._ruled.begin(text.slot, prompt)
-            found.append((text, length))
-        if found and found[0][1] > room:
-            found = [(found[0][0], max(room, 1))]
-        return found
+    def _admit(self) -> None:
+        """Waiting texts into free slots. One whose prompt begins as another does that is being computed waits for
+        that."""
+        if not self._waiting or not self._slots.free:
+            return
+        for text in [*islice(self._waiting.values(), _LOOKED_AT)]:
+            if not self._slots.free:
+                return
+            if self._shares_with_one_to_come(text):
+                continue
+            del self._waiting[text.place]
+            text.slot, text.cached = self._slots.take(text.prompt)
+            text.computed = text.cached
+            self._texts[text.place] = text
+            if counts_tokens(text.request.rules):
+                self._histories.begin(text.slot, text.prompt)
 
-    def _next_ids(self, growing: list[_Text]) -> Tensor:
+    def _shares_with_one_to_come(self, text: Text) -> bool:
+        if not self._reuse:
+            return False
+        computed = [one for one in self._texts.values() if not one.chosen]
+        common = max((min(common_length(one.prompt, text.prompt), len(text.prompt) - 1) for one in computed), default=0)
+        if common < max(WORTH_A_COPY, len(text.prompt) // 2):
+            return False
+        return common > self._slots.common(text.prompt) + WORTH_A_COPY
+
+    def _next_ids(self, growing: list[Text]) -> Tensor:
         """int64 [growing] on the device: the tokens chosen last."""
-        assert self._last is not None  # a text that grows was in the last step
-        texts, chosen = self._last
+        assert self._choices is not None and self._chosen is not None  # a text that grows was in the last step
+        texts = self._choices.texts
         if texts == growing:
-            return chosen.ids
+            return self._chosen.ids
         index = {one.place: i for i, one in enumerate(texts)}
-        return chosen.ids.index_select(0, sent(torch.tensor([index[one.place] for one in growing]), self._device))
+        return self._chosen.ids.index_select(0, sent(torch.tensor([index[one.place] for one in growing]), self._device))
+
+
+def _rest(text: Text) -> int:
+    return len(text.prompt) - text.computed

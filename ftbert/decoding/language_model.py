@@ -63,7 +63,8 @@ class LanguageModel(PackedModel):
         first of these. chat: a prompt is a user's message in the tokenizer's chat template, and the text its answer.
         chat_template: another template, in Jinja. batch_size: texts computed at a time, for each of which the cache of
         keys and values has room. others: min_length, no_repeat_ngram_size, bad_words_ids, sequence_bias,
-        suppress_tokens, begin_suppress_tokens, and do_sample where it says what the temperature does.
+        suppress_tokens, begin_suppress_tokens, logit_bias (ids and what is added to their logits), ignore_eos (no token
+        ends the text), and do_sample where it says what the temperature does.
 
         Names mean what they mean in transformers' generate, and greedy texts are its texts. ValueError for an option's
         value (also of generation_config.json), a model without a head for the next token, an empty prompt or one longer

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from ftbert.decoding.chosen import Chosen, sent
+from ftbert.decoding.chosen import sent
 from ftbert.decoding.rules import is_number
+
+_SEEDS = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -34,49 +36,80 @@ class Sampling:
             raise ValueError(f"top_p must be above 0 and at most 1; got {self.top_p!r}")
         if self.min_p is not None and not (is_number(self.min_p) and 0 <= self.min_p <= 1):
             raise ValueError(f"min_p must be from 0 to 1; got {self.min_p!r}")
-        if self.seed is not None and (not isinstance(self.seed, int) or not 0 <= self.seed < 1 << 62):
+        if self.seed is not None and (not isinstance(self.seed, int) or not 0 <= self.seed < _SEEDS):
             raise ValueError(f"seed must be an integer from 0 to 2^62; got {self.seed!r}")
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0 or self.top_k == 1
 
-    def generator(self, place: int) -> torch.Generator:
-        """Of the text at this place: each has its own, so that it does not depend on what runs beside it."""
+    def at(self, place: int) -> Sampling:
+        """Of one among texts that are drawn alike: with another seed, where there is one."""
+        return self if self.seed is None else replace(self, seed=(self.seed + place) % _SEEDS)
+
+    def generator(self) -> torch.Generator:
+        """Of one text: each has its own, so that it does not depend on what runs beside it."""
         made = torch.Generator()
         if self.seed is None:
             made.seed()
         else:
-            made.manual_seed(self.seed + place)
+            made.manual_seed(self.seed)
         return made
 
-    def choose(self, logits: Tensor, generators: Sequence[torch.Generator], dtype: torch.dtype | None = None) -> Chosen:
-        """logits [texts, vocab], contiguous -> an id of each, found where they lie. generators: one a text, none where
-        greedy. dtype: in which the model computed them; None: theirs. Who reads the ids gets the error where logits are
-        not finite."""
-        ids: Tensor = torch.ops.ftbert.argmax(logits)
-        if not self.greedy:
-            # The host's generators, so that a seed draws alike on every device; a number a text is all that is sent.
-            drawn = torch.stack([torch.rand((), dtype=torch.float64, generator=one) for one in generators])
-            ids = draw(self.probabilities(logits), sent(drawn, logits.device)).where(ids >= 0, -1)
-        return Chosen(ids, dtype or logits.dtype)
 
-    def probabilities(self, logits: Tensor) -> Tensor:
-        """float64 [texts, vocab] of the tokens that may be drawn; 0 of the others."""
+class StepSampling:
+    """How the next tokens of the same texts are chosen, step after step: values lie on the device of the logits."""
+
+    def __init__(self, texts: Sequence[Sampling], device: torch.device) -> None:
+        """texts: by row of the logits."""
+        drawn = [row for row, one in enumerate(texts) if not one.greedy]
+        found, self._device = [texts[row] for row in drawn], device
+        self._rows = None if len(drawn) == len(texts) else sent(torch.tensor(drawn, dtype=torch.int64), device)
+        self._draws = bool(drawn)
+        if not drawn:
+            return
+        self._temperature = self._column([one.temperature for one in found])
+        # What keeps all tokens, for rows beside those that leave some out.
+        self._most = max((one.top_k or 0 for one in found), default=0)
+        self._top_k = self._column([one.top_k or 0 for one in found]).long()
+        cuts = [None if one.top_p == 1 else one.top_p for one in found]
+        self._top_p = self._column([one or torch.inf for one in cuts]) if any(cuts) else None
+        self._min_p = self._column([one.min_p or 0.0 for one in found]) if any(one.min_p for one in found) else None
+
+    def _column(self, values: Sequence[float]) -> Tensor:
+        return sent(torch.tensor(values, dtype=torch.float64)[:, None], self._device)
+
+    def choose(self, logits: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
+        """logits [texts, vocab], contiguous -> int64 [texts], found where they lie; -1 where logits are not finite.
+        generators: of the texts that are not greedy."""
+        ids: Tensor = torch.ops.ftbert.argmax(logits)
+        if not self._draws:
+            return ids
+        # The host's generators, so that a seed draws alike on every device; a number a text is all that is sent.
+        numbers = torch.stack([torch.rand((), dtype=torch.float64, generator=one) for one in generators])
+        some = logits if self._rows is None else logits.index_select(0, self._rows)
+        drawn = draw(self.weights(some), sent(numbers, logits.device))
+        if self._rows is not None:
+            drawn = ids.index_copy(0, self._rows, drawn)
+        return drawn.where(ids >= 0, -1)
+
+    def weights(self, logits: Tensor) -> Tensor:
+        """logits [texts that are not greedy, vocab] -> float64, in proportion to the probabilities of the tokens that
+        may be drawn; 0 of the others. What one text leaves out changes no bit of another's."""
         logits = logits.double()
-        logits = (logits - logits.amax(-1, keepdim=True)) / self.temperature  # no overflow by small temperatures
-        if self.top_k is not None:
-            least = logits.topk(min(self.top_k, logits.shape[-1])).values[:, -1:]
-            logits = logits.masked_fill(logits < least, -torch.inf)
+        logits = (logits - logits.amax(-1, keepdim=True)) / self._temperature  # no overflow by small temperatures
+        if self._most:
+            most = min(self._most, logits.shape[-1])
+            least = logits.topk(most).values.gather(1, (self._top_k - 1).clamp(0, most - 1))
+            logits = logits.masked_fill(logits < least.masked_fill(self._top_k == 0, -torch.inf), -torch.inf)
         likely = logits.softmax(-1)
-        if self.top_p is not None and self.top_p < 1:
+        if self._top_p is not None:
             falling, places = likely.sort(stable=True, dim=-1, descending=True)
             before = falling.cumsum(-1) - falling
-            kept = falling.masked_fill(before >= self.top_p, 0)  # never the first
-            likely = torch.zeros_like(likely).scatter_(-1, places, kept / kept.sum(-1, keepdim=True))
-        if self.min_p:
-            kept = likely.masked_fill(likely < self.min_p * likely.amax(-1, keepdim=True), 0)
-            likely = kept / kept.sum(-1, keepdim=True)
+            kept = falling.masked_fill(before >= self._top_p, 0)  # never the first
+            likely = torch.zeros_like(likely).scatter_(-1, places, kept)
+        if self._min_p is not None:
+            likely = likely.masked_fill(likely < self._min_p * likely.amax(-1, keepdim=True), 0)
         return likely
 
 

@@ -16,7 +16,7 @@ class TextStream:
     """One text. Pieces joined are what all its tokens are decoded to, up to a stop string.
 
     Stop strings are looked for in the text with its special tokens, as transformers' are; the pieces are without.
-    stopped: a stop string came; it and what follows are not part of the text.
+    stopped: a stop string came, `stop`; it and what follows are not part of the text.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class TextStream:
         self._read = len(self._ids)  # ids whose text was taken
         self._start = 0  # of ids that are decoded again: a word's space depends on the token before it
         self._held: list[tuple[str, bool]] = []  # text and special tokens, and whether it is shown
-        self.stopped = False
+        self.stopped, self.stop = False, ""
 
     def push(self, token: int) -> str:
         """The text that this token makes certain, "" for none."""
@@ -82,10 +82,11 @@ class TextStream:
     def _certain(self, text: str, shown: bool = True) -> str:
         self._held.append((text, shown))
         whole = "".join(part for part, _ in self._held)
-        places = [place for one in self._stop if (place := whole.find(one)) >= 0]
+        places = [(place, one) for one in self._stop if (place := whole.find(one)) >= 0]
         if places:
+            first, self.stop = min(places)
             self.stopped = True
-            sure = self._taken(min(places))
+            sure = self._taken(first)
             self._held.clear()
             return sure
         return self._taken(len(whole) - max((_overlap(whole, one) for one in self._stop), default=0))

@@ -3,7 +3,7 @@ else answered with ours."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ftbert.decoding.stated import read_rules
@@ -20,15 +20,18 @@ def more_options(
     sequence_bias: Any = None,
     suppress_tokens: Sequence[int] | None = None,
     begin_suppress_tokens: Sequence[int] | None = None,
+    logit_bias: Mapping[int, float] | None = None,
+    ignore_eos: bool | None = None,
 ) -> dict[str, Any]:
-    """Options of `generate` that mean what they mean in transformers and generation_config.json -> arguments of
-    `Options.of`. ValueError for a value of another kind."""
+    """Options of `generate` that mean what they mean in transformers and generation_config.json, logit_bias of OpenAI's
+    and ignore_eos of vLLM's -> arguments of `Options.of`. ValueError for a value of another kind."""
     rules = {
         "min_length": min_length, "no_repeat_ngram_size": no_repeat_ngram_size, "bad_words_ids": bad_words_ids,
         "sequence_bias": sequence_bias, "suppress_tokens": suppress_tokens,
         "begin_suppress_tokens": begin_suppress_tokens,
     }  # fmt: skip
-    return {"do_sample": do_sample, **read_rules(rules, "generate")}
+    own = {"do_sample": do_sample, "logit_bias": logit_bias, "ignore_eos": ignore_eos}
+    return {**own, **read_rules(rules, "generate")}
 
 
 def check_do_sample(value: Any, temperature: float) -> None:
@@ -56,7 +59,7 @@ def _without_effect(model: PackedModel, value: Any) -> None:
     pass
 
 
-_OPTIONS = {"max_tokens": "max_new_tokens"}
+_OPTIONS = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
 _TEXTS = {**_OPTIONS, "stop_strings": "stop"}
 SAME = {**_TEXTS, "messages": "prompts", "prompt": "prompts", "texts": "prompts"}
 SAME_OF_STREAM = {**_TEXTS, "messages": "prompt", "text": "prompt"}
