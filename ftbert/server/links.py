@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import time
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,10 @@ from ftbert.server.job import EngineFace, Failure, Job, Part
 
 # An engine says that it lives every TICK seconds; without a word for STALE it counts as not ready.
 TICK, STALE = 0.1, 2.0
+# Seconds between two looks for requests past their deadline: a timer for each would cost every request one.
+_LOOK = 0.02
+# Requests that are sent together at most: the engine wakes for each write, and may have done others' work by then.
+_TOGETHER = 16
 _ids = itertools.count(1)
 
 
@@ -49,7 +54,6 @@ class _Pending:
         self.rows: NDArray[np.float32] | None = None
         self.queue, self.compute = -1.0, 0.0
         self.status = -1  # the engine's last one when it was sent
-        self.timer: asyncio.TimerHandle | None = None
 
     def add(self, part: Part) -> bool:
         """Whether the answer is complete."""
@@ -80,6 +84,8 @@ class Link:
         self._queued = 0  # that figure
         self._statuses = 0
         self._full_until = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = inf  # when it looks for requests past their deadline
         self.retry_after = 1.0  # seconds, where it is full
 
     @property
@@ -105,7 +111,8 @@ class Link:
         self._sent += job.tokens
         pending.status = self._statuses
         job.sent = time.monotonic()
-        pending.timer = self.loop.call_later(max(0.0, job.deadline - job.sent), self._expire, pending)
+        if job.deadline < self._due:
+            self._look_at(job.deadline, job.sent)
         self._send(job)
         return pending
 
@@ -136,6 +143,20 @@ class Link:
             self._finish(pending)
             pending.future.set_exception(Failed(Failure(pending.job.id, 503, words, 1.0)))
 
+    def _look_at(self, due: float, now: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._due, self._timer = due, self.loop.call_later(max(0.0, due - now), self._expire_late)
+
+    def _expire_late(self) -> None:
+        now = time.monotonic()
+        for pending in [one for one in self._pending.values() if one.job.deadline <= now]:
+            self._expire(pending)
+        self._due, self._timer = inf, None
+        if self._pending:
+            first = min(one.job.deadline for one in self._pending.values())
+            self._look_at(max(first, now + _LOOK), now)
+
     def _expire(self, pending: _Pending) -> None:
         words = "the request was not answered before its deadline"
         self.cancel(pending, Failed(Failure(pending.job.id, 503, words, 1.0)))
@@ -149,8 +170,6 @@ class Link:
             self._queued = max(0, self._queued - left)
 
     def _finish(self, pending: _Pending) -> bool:
-        if pending.timer is not None:
-            pending.timer.cancel()
         return self._pending.pop(pending.job.id, None) is not None and not pending.future.done()
 
     def _send(self, job: Job) -> None:
@@ -203,6 +222,7 @@ class SocketLink(Link, asyncio.Protocol):
         self._heard = 0.0
         self._says_ready = False
         self._lost = asyncio.Event()
+        self._unsent: list[bytes] = []
 
     async def connect(self) -> None:
         while True:
@@ -224,6 +244,7 @@ class SocketLink(Link, asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport, self._says_ready = None, False
+        self._unsent.clear()
         self._queued = self._sent = 0
         self.fail_all("the engine has stopped")
         self._lost.set()
@@ -242,11 +263,21 @@ class SocketLink(Link, asyncio.Protocol):
                 self.description = frames.read_hello(payload)
 
     def _send(self, job: Job) -> None:
-        self._transport.write(frames.submit(job))
+        """At once where the engine has nothing of this worker to compute; else with what others send in this turn."""
+        self._unsent.append(frames.submit(job))
+        if len(self._pending) == 1 or len(self._unsent) == _TOGETHER:
+            self._flush()
+        elif len(self._unsent) == 1:
+            self.loop.call_soon(self._flush)
 
     def _send_cancel(self, job: Job) -> None:
-        if self._transport is not None:
-            self._transport.write(frames.cancel([job.id]))
+        self._unsent.append(frames.cancel([job.id]))
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._unsent and self._transport is not None:
+            self._transport.write(b"".join(self._unsent))
+        self._unsent.clear()
 
 
 def next_id() -> int:
