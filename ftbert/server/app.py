@@ -91,12 +91,21 @@ class App:
 
     @property
     def ready(self) -> bool:
-        return not self.leaving and all(model.ready for model in self.models)
+        return not self.leaving and self._loaded
+
+    @property
+    def _loaded(self) -> bool:
+        for model in self.models:  # noqa: SIM110 - a generator costs three times as much, which each request pays
+            if not model.ready:
+                return False
+        return True
 
     def model(self, name: str | None, *tasks: str) -> ServedModel:
         """By the name in a request; without one the first that is for the first of `tasks` that any is for, one that
         still loads if none is, else the first. A single model answers to any name, as in TEI and llama.cpp. ApiError
         404."""
+        if name is None and len(self.models) == 1:
+            return self.models[0]
         if name is None:
             wanted = [model for task in (*tasks, None) for model in self.models if model.does(task)]
             return wanted[0] if wanted and tasks else self.models[0]
@@ -167,7 +176,7 @@ class App:
         if route is None:  # a browser asks before it calls
             return Response(status=204, headers=cors_headers(self.settings, request, preflight=True))
         try:
-            if route.counted and not all(model.ready for model in self.models):
+            if route.counted and not self._loaded:
                 await self._settle()
             if request.body:
                 await self._bodies.check(request.body)
@@ -193,7 +202,7 @@ class App:
         """Waits a moment for the models: this worker may be the last to hear that an engine is there, and a client saw
         another's 200 on /health."""
         until = time.monotonic() + _SETTLE_SECONDS
-        while time.monotonic() < until and not all(model.ready for model in self.models):
+        while time.monotonic() < until and not self._loaded:
             await asyncio.sleep(0.01)
 
     def refusal(self, request: Request) -> Response:

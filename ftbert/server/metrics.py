@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,10 +63,11 @@ CELLS = _BEAT + 1
 
 
 class Row:
-    """What one process counts. A cell is written by one thread of it."""
+    """What one process counts. A cell is written by one thread of it. cells: float64 [CELLS]."""
 
     def __init__(self, cells: NDArray[np.float64] | None = None) -> None:
-        self.cells = np.zeros(CELLS) if cells is None else cells
+        # One number of a memoryview is written in half the time of one of an array.
+        self.cells: Any = memoryview(np.zeros(CELLS) if cells is None else cells)
 
     def count(self, name: str, by: float = 1.0, label: int = 0) -> None:
         self.cells[PLACES[name] + label] += by

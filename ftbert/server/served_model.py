@@ -62,14 +62,20 @@ class ServedModel:
 
     @property
     def ready(self) -> bool:
-        return self._encoder is not None and any(link.ready for link in self.links)
+        if self._encoder is None:
+            return False
+        for link in self.links:  # noqa: SIM110 - as App._loaded
+            if link.ready:
+                return True
+        return False
 
     def retry_after(self) -> float:
         """Seconds, where a new request is to be refused; else 0."""
         now = time.monotonic()
-        waiting = len(self._waiting) >= _MOST_WAITING and now < self._full_lately
-        if not waiting and not all(link.full for link in self.links):
-            return 0.0
+        if len(self._waiting) < _MOST_WAITING or now >= self._full_lately:
+            for link in self.links:
+                if not link.full:
+                    return 0.0
         self._full_lately = now + _LATELY
         return min(link.retry_after for link in self.links)
 
@@ -80,7 +86,10 @@ class ServedModel:
 
     @property
     def _described(self) -> Description | None:
-        return next((link.description for link in self.links if link.description is not None), None)
+        for link in self.links:
+            if link.description is not None:
+                return link.description
+        return None
 
     def does(self, task: str | None) -> bool:
         """Whether it is for this; "fill_mask" and "sparse" are what an embedding model may be for too. None: not known
@@ -150,6 +159,11 @@ class ServedModel:
             raise ApiError("Unhealthy", "the model is loading", retry_after=1.0)
         return self._table_encoder
 
+    def _least_loaded(self) -> Link:
+        ready = [link for link in self.links if link.ready] or self.links
+        # An engine that does not come to reading has few tokens queued.
+        return min([link for link in ready if not link.full] or ready, key=lambda one: one.load)
+
     async def in_thread(
         self, request: Request, characters: int, call: Callable[[], T], inline: int = INLINE_CHARACTERS
     ) -> T:
@@ -187,9 +201,7 @@ class ServedModel:
             raise Disconnected
         items = job.rows(0, job.texts).stop
         self._memory.take(request, items * kind.bytes_of(self.about), items, kind.rows_of)
-        ready = [link for link in self.links if link.ready] or self.links
-        # An engine that does not come to reading has few tokens queued.
-        link = min([link for link in ready if not link.full] or ready, key=lambda one: one.load)
+        link = self.links[0] if len(self.links) == 1 else self._least_loaded()
         try:
             pending = link.submit(job)
             request.on_disconnect(lambda: link.cancel(pending, Disconnected()))

@@ -185,8 +185,8 @@ class TextEncoder:
         except Exception as error:  # noqa: BLE001 - tokenizers raises nothing more precise
             raise ApiError("Tokenizer", f"Tokenization error: {type(error).__name__}") from None
         found = self._checked(found)
-        for text, looked_at, size in zip(texts, given, found.lengths, strict=True):
-            if looked_at is not text and size < length:  # what was left out may have more
+        for i, (text, looked_at) in enumerate(zip(texts, given, strict=True)):
+            if looked_at is not text and found.lengths[i] < length:  # what was left out may have more
                 raise _too_long_to_read(len(text))
         if not truncate and found.lengths.max(initial=0) > most:
             raise _too_long("more", most)

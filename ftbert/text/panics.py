@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ContextDecorator
+from types import TracebackType
 
 
-@contextmanager
-def panics_as_errors() -> Iterator[None]:
+class panics_as_errors(ContextDecorator):  # noqa: N801 - called as a function is
     """RuntimeError for a panic, whose class has no name to import: what a file says must not end a server."""
-    try:
-        yield
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":
-            raise
-        raise RuntimeError(str(error)) from None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is not None and kind.__name__ == "PanicException":
+            raise RuntimeError(str(error)) from None

@@ -42,7 +42,7 @@ class Tokens:
     @property
     def lengths(self) -> NDArray[np.int64]:
         """[texts]: tokens of each text."""
-        return np.diff(self.starts)
+        return self.starts[1:] - self.starts[:-1]  # of one text 0.4 us; np.diff takes 1.1
 
     def rows(self) -> list[NDArray[np.int64]]:
         """The ids of each text, int64 [tokens]; views."""
