@@ -60,7 +60,7 @@ class Kind(IntEnum):
     SIMILARITIES = 9, "texts", "similarities", lambda about: PER_NUMBER
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Job:
     """All texts of one request.
 
@@ -109,7 +109,7 @@ class Job:
         return slice(start, stop)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Part:
     """An answer for the texts start..stop of a request. rows: float32, as `Kind` says. queue, compute: seconds."""
 

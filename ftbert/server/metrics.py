@@ -67,7 +67,7 @@ class Row:
 
     def __init__(self, cells: NDArray[np.float64] | None = None) -> None:
         # One number of a memoryview is written in half the time of one of an array.
-        self.cells: Any = memoryview(np.zeros(CELLS) if cells is None else cells)
+        self.cells: Any = (np.zeros(CELLS) if cells is None else cells).data
 
     def count(self, name: str, by: float = 1.0, label: int = 0) -> None:
         self.cells[PLACES[name] + label] += by
