@@ -27,7 +27,8 @@ import torch  # noqa: E402
 from decode_models import Shape, shape_of, write_random  # noqa: E402
 
 import ftbert  # noqa: E402
-from ftbert.decoding.texts import Options, Started  # noqa: E402
+from ftbert.decoding.options import Options  # noqa: E402
+from ftbert.decoding.texts import Started  # noqa: E402
 
 MIB = 1 << 20
 RANDOM = Shape(layers=4, hidden=256, heads=4, kv_heads=2, inter=512, vocab=2048, context=16384)

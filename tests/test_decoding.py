@@ -14,7 +14,7 @@ from language_models import FAMILIES, LENGTHS, error, loaded, made, run, texts
 from torch import Tensor
 
 import ftbert
-from ftbert.decoding.decoder import decoder_of
+from ftbert.decoding.decoder import cache_bytes, decoder_of
 
 POSITIONS, SLOTS = 48, 4
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "hidden_size": 128}
@@ -127,7 +127,7 @@ def test_a_cache_goes_with_its_decoder(place: Place) -> None:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
         return pages << 12 if place.device == "cpu" else torch.cuda.memory_allocated()
 
-    size = sum(2 * one.attention.kv_width for one in loaded("llama", place).config.layers) * place.dtype.itemsize
+    size = cache_bytes(loaded("llama", place), 1, 1)
     slots = 1 + (6 << 20) // (size * 96)
     of.with_cache(slots, 96)
     before = held()

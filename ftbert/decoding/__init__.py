@@ -12,18 +12,21 @@ from ftbert.decoding.chat_template import ChatTemplate
 from ftbert.decoding.text_stream import TextStream
 
 if TYPE_CHECKING:
+    from ftbert.decoding.decoder import cache_bytes
     from ftbert.decoding.generation import Generation
     from ftbert.decoding.language_model import LanguageModel
+    from ftbert.decoding.options import Options
     from ftbert.decoding.prompts import encoded, tokenizer_for
     from ftbert.decoding.requests import MOST_LOGPROBS, Request, Token
     from ftbert.decoding.rules import Rules
     from ftbert.decoding.sampling import Sampling
-    from ftbert.decoding.texts import Options, TextPieces, generation_of, requested, text_stream
+    from ftbert.decoding.texts import TextPieces, generation_of, requested, text_stream
 
 _LATE = {
-    "Generation": "generation", "LanguageModel": "language_model", "encoded": "prompts", "tokenizer_for": "prompts",
-    "MOST_LOGPROBS": "requests", "Request": "requests", "Token": "requests", "Rules": "rules", "Sampling": "sampling",
-    "Options": "texts", "TextPieces": "texts", "generation_of": "texts", "requested": "texts", "text_stream": "texts",
+    "cache_bytes": "decoder", "Generation": "generation", "LanguageModel": "language_model", "Options": "options",
+    "encoded": "prompts", "tokenizer_for": "prompts", "MOST_LOGPROBS": "requests", "Request": "requests",
+    "Token": "requests", "Rules": "rules", "Sampling": "sampling", "TextPieces": "texts", "generation_of": "texts",
+    "requested": "texts", "text_stream": "texts",
 }  # fmt: skip
 
 __all__ = [
@@ -38,6 +41,7 @@ __all__ = [
     "TextPieces",
     "TextStream",
     "Token",
+    "cache_bytes",
     "encoded",
     "generation_of",
     "requested",

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ftbert.decoding.chosen import Chosen, sent
-from ftbert.decoding.requests import Text
 from ftbert.decoding.ruled import Histories, RuledText, StepRules
-from ftbert.decoding.sampling import StepSampling
+from ftbert.decoding.step_sampling import StepSampling
+from ftbert.decoding.text import Text
 
 
 class Choices:

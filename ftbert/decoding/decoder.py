@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ftbert.checkpoint import CAUSAL_LM, WORD_TABLE, fits_8_bits
+from ftbert.dtypes import DTYPES
 from ftbert.packed_model import PackedModel, kept
 from ftbert.quantization import read_q8_0
 
@@ -16,6 +17,12 @@ def decoder_of(model: PackedModel, slots: int, positions: int) -> Any:
     once a model, laid out anew on the CPU and in q8_0, in which the head of a model in q8_0 is. ValueError for a model
     without a head for the next token."""
     return kept(model, "decoder", lambda: _least(model)).with_cache(slots, positions)
+
+
+def cache_bytes(model: PackedModel, slots: int, positions: int) -> int:
+    """Of the cache of such a decoder, on all its devices together."""
+    a_token = sum(2 * one.attention.kv_width for one in model.config.layers) * DTYPES[model.encoder.dtype()].itemsize
+    return slots * positions * a_token
 
 
 def _least(model: PackedModel) -> Any:

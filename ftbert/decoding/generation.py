@@ -14,9 +14,11 @@ from torch import Tensor
 from ftbert.decoding.choices import Choices
 from ftbert.decoding.chosen import Chosen, sent
 from ftbert.decoding.pace import Pace, Stopwatch
-from ftbert.decoding.requests import Request, Text, Token
+from ftbert.decoding.requests import Request, Token
 from ftbert.decoding.ruled import Histories, counts_tokens
 from ftbert.decoding.slots import WORTH_A_COPY, Slots, common_length
+from ftbert.decoding.step_sampling import generator_of
+from ftbert.decoding.text import Text
 
 # Tokens that a step computes at most, unless more texts grow: what a step takes in memory and in time beside the texts
 # that already grow is bounded, however many prompts begin together.
@@ -87,8 +89,7 @@ class Generation:
         """The place of a new text, by which `step` names it. ValueError for a request that cannot be done."""
         request.check(self.positions, self._vocab)
         place = next(self._places)
-        generator = None if request.sampling.greedy else request.sampling.generator()
-        self._added.append(Text(place, request, list(request.prompt), generator))
+        self._added.append(Text(place, request, list(request.prompt), generator_of(request.sampling)))
         return place
 
     def end(self, place: int) -> None:
@@ -200,14 +201,14 @@ class Generation:
         """Texts whose prompts are computed next, and how many tokens of each: equal shares of the room, what a short
         one leaves going to the longer ones. Those that are computed to their ends come first."""
         self._admit()
-        left = sorted((one for one in self._texts.values() if not one.chosen), key=_rest)
+        left = sorted((one for one in self._texts.values() if not one.chosen), key=lambda one: one.rest)
         found = []
         for i, one in enumerate(left):
-            size = min(_rest(one), -(-room // (len(left) - i)))
+            size = min(one.rest, -(-room // (len(left) - i)))
             room -= size
             if size:
                 found.append((one, size))
-        return sorted(found, key=lambda each: each[1] < _rest(each[0]))
+        return sorted(found, key=lambda each: each[1] < each[0].rest)
 
     def _admit(self) -> None:
         """Waiting texts into free slots. One whose prompt begins as another does that is being computed waits for
@@ -243,7 +244,3 @@ class Generation:
             return self._chosen.ids
         index = {one.place: i for i, one in enumerate(texts)}
         return self._chosen.ids.index_select(0, sent(torch.tensor([index[one.place] for one in growing]), self._device))
-
-
-def _rest(text: Text) -> int:
-    return len(text.prompt) - text.computed

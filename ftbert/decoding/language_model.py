@@ -7,7 +7,8 @@ from operator import index
 from typing import Any
 
 from ftbert.decoding.messages import Prompt, listed
-from ftbert.decoding.texts import Options, TextPieces, generate, generate_ids
+from ftbert.decoding.options import Options
+from ftbert.decoding.texts import TextPieces, generate, generate_ids
 from ftbert.decoding.words import (
     ANSWERS,
     ANSWERS_OF_IDS,

@@ -1,12 +1,10 @@
-"""What a text is asked for with, and what comes of it."""
+"""What a text is asked for with, and what comes of it. Needs no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
-
-import torch
 
 from ftbert.decoding.rules import Rules
 from ftbert.decoding.sampling import Sampling
@@ -54,28 +52,6 @@ class Token(NamedTuple):
     logprob: float | None
     top: tuple[tuple[int, float], ...]
     cached: int
-
-
-@dataclass(eq=False)
-class Text:
-    """A request on its way. generator: None where no token is drawn. slot: -1 where it waits. computed: tokens of the
-    prompt that are in the cache, `cached` of them as others left them. chosen: tokens that follow so far; tokens: those
-    that the host has read."""
-
-    place: int
-    request: Request
-    prompt: list[int]
-    generator: torch.Generator | None
-    slot: int = -1
-    cached: int = 0
-    computed: int = 0
-    chosen: int = 0
-    tokens: list[int] = field(default_factory=list)
-    ended: bool = False
-
-    @property
-    def grows(self) -> bool:
-        return 0 < self.chosen < self.request.most
 
 
 def check_prompt(prompt: Sequence[int], vocab: int, name: str) -> None:

@@ -1,14 +1,9 @@
-"""From logits to the next token: the most likely one, or one drawn as temperature, top_k, top_p and min_p say."""
+"""How a token is chosen: the most likely one, or one that is drawn. Needs no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import torch
-from torch import Tensor
-
-from ftbert.decoding.chosen import sent
 from ftbert.decoding.rules import is_number
 
 _SEEDS = 1 << 62
@@ -46,75 +41,3 @@ class Sampling:
     def at(self, place: int) -> Sampling:
         """Of one among texts that are drawn alike: with another seed, where there is one."""
         return self if self.seed is None else replace(self, seed=(self.seed + place) % _SEEDS)
-
-    def generator(self) -> torch.Generator:
-        """Of one text: each has its own, so that it does not depend on what runs beside it."""
-        made = torch.Generator()
-        if self.seed is None:
-            made.seed()
-        else:
-            made.manual_seed(self.seed)
-        return made
-
-
-class StepSampling:
-    """How the next tokens of the same texts are chosen, step after step: values lie on the device of the logits."""
-
-    def __init__(self, texts: Sequence[Sampling], device: torch.device) -> None:
-        """texts: by row of the logits."""
-        drawn = [row for row, one in enumerate(texts) if not one.greedy]
-        found, self._device = [texts[row] for row in drawn], device
-        self._rows = None if len(drawn) == len(texts) else sent(torch.tensor(drawn, dtype=torch.int64), device)
-        self._draws = bool(drawn)
-        if not drawn:
-            return
-        self._temperature = self._column([one.temperature for one in found])
-        # What keeps all tokens, for rows beside those that leave some out.
-        self._most = max((one.top_k or 0 for one in found), default=0)
-        self._top_k = self._column([one.top_k or 0 for one in found]).long()
-        cuts = [None if one.top_p == 1 else one.top_p for one in found]
-        self._top_p = self._column([one or torch.inf for one in cuts]) if any(cuts) else None
-        self._min_p = self._column([one.min_p or 0.0 for one in found]) if any(one.min_p for one in found) else None
-
-    def _column(self, values: Sequence[float]) -> Tensor:
-        return sent(torch.tensor(values, dtype=torch.float64)[:, None], self._device)
-
-    def choose(self, logits: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
-        """logits [texts, vocab], contiguous -> int64 [texts], found where they lie; -1 where logits are not finite.
-        generators: of the texts that are not greedy."""
-        ids: Tensor = torch.ops.ftbert.argmax(logits)
-        if not self._draws:
-            return ids
-        # The host's generators, so that a seed draws alike on every device; a number a text is all that is sent.
-        numbers = torch.stack([torch.rand((), dtype=torch.float64, generator=one) for one in generators])
-        some = logits if self._rows is None else logits.index_select(0, self._rows)
-        drawn = draw(self.weights(some), sent(numbers, logits.device))
-        if self._rows is not None:
-            drawn = ids.index_copy(0, self._rows, drawn)
-        return drawn.where(ids >= 0, -1)
-
-    def weights(self, logits: Tensor) -> Tensor:
-        """logits [texts that are not greedy, vocab] -> float64, in proportion to the probabilities of the tokens that
-        may be drawn; 0 of the others. What one text leaves out changes no bit of another's."""
-        logits = logits.double()
-        logits = (logits - logits.amax(-1, keepdim=True)) / self._temperature  # no overflow by small temperatures
-        if self._most:
-            most = min(self._most, logits.shape[-1])
-            least = logits.topk(most).values.gather(1, (self._top_k - 1).clamp(0, most - 1))
-            logits = logits.masked_fill(logits < least.masked_fill(self._top_k == 0, -torch.inf), -torch.inf)
-        likely = logits.softmax(-1)
-        if self._top_p is not None:
-            falling, places = likely.sort(stable=True, dim=-1, descending=True)
-            before = falling.cumsum(-1) - falling
-            kept = falling.masked_fill(before >= self._top_p, 0)  # never the first
-            likely = torch.zeros_like(likely).scatter_(-1, places, kept)
-        if self._min_p is not None:
-            likely = likely.masked_fill(likely < self._min_p * likely.amax(-1, keepdim=True), 0)
-        return likely
-
-
-def draw(likely: Tensor, numbers: Tensor) -> Tensor:
-    """likely float64 [texts, ids], numbers float64 [texts] in [0, 1) -> of each text the first id up to which the sum
-    of probabilities passes the number: never one of probability 0."""
-    sums = likely.cumsum(-1)
-    return torch.searchsorted(sums, (numbers * sums[:, -1])[:, None], right=True)[:, 0]
