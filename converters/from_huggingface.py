@@ -49,20 +49,22 @@ def convert(
     force: bool = False,
     revision: str | None = None,
     token: str | None = None,
+    task: str | None = None,
 ) -> Path:
     """Writes `target` (model.safetensors, config.json, the tokenizer's files) and returns its path.
 
-    dtype: of the stored weights, in which the folder is then loaded where no other dtype is asked for; None keeps the
-    source's, int8 among them. force: replace a checkpoint folder that ftbert wrote; nothing else is ever replaced.
-    revision, token: of a hub id, see `fetch`. The target appears whole, in one step, and with `force` there is one at
-    every moment. Its tokenizer is compared with the source's on a few texts before that. Of a live model what its
-    generation_config says is written, too.
+    dtype: of the stored weights, in which the folder is then loaded where no other dtype is asked for; None keeps
+    the source's, int8 among them. force: replace a checkpoint folder that ftbert wrote; nothing else is ever
+    replaced. revision, token: of a hub id, see `fetch`. task: of a model with an adapter for each, the one that is
+    merged; the others stay behind, with a warning where none is named. The target appears whole, in one step, and
+    with `force` there is one at every moment. Its tokenizer is compared with the source's on a few texts before
+    that. Of a live model what its generation_config says is written, too.
     FileExistsError, ValueError (the target holds the source, links that lead out of the source, another tokenizer; see
     also `open_checkpoint`), OSError when the target cannot be written.
     """
     target = Path(target)
     check_target(target, source, force)
-    checkpoint = open_checkpoint(source, revision=revision, token=token)
+    checkpoint = open_checkpoint(source, revision=revision, token=token, task=task)
     if checkpoint.config.left_out:
         warn_caller(f"{checkpoint.source.where}: {checkpoint.config.left_out}")
     if dtype is None and checkpoint.in_int8 is not None:
@@ -74,6 +76,17 @@ def convert(
     checkpoint = replace(checkpoint, config=replace(checkpoint.config, dtype=word))
     write_folder(checkpoint, checkpoint.items(dtype) if dtype else checkpoint.stored_items(), source, target, force)
     return target
+
+
+def _tell_of_tasks(checkpoint: Checkpoint) -> None:
+    names = ", ".join(checkpoint.tasks)
+    if checkpoint.tasks and not checkpoint.task:
+        if not checkpoint.bare:
+            raise ValueError(
+                f"{checkpoint.source.where}: this model has an adapter for each task and is none without: task= "
+                f"(--task) names one of {names}"
+            )
+        warn_caller(f"{checkpoint.source.where}: adapters for tasks stay behind: {names}; task= (--task) merges one")
 
 
 def write_folder(
@@ -89,6 +102,7 @@ def write_folder(
         raise ValueError(
             f"{checkpoint.source.where}: ftbert's format has no place for a GLiNER's head; load the folder itself"
         )
+    _tell_of_tasks(checkpoint)
     place = Path(os.path.realpath(target))  # a link stays one
     if checkpoint.folder is not None:
         _refuse_links(checkpoint.folder)

@@ -24,6 +24,7 @@ from ftbert.converters.gliner import GLINER, check_gliner
 from ftbert.converters.hub_name import HubName, parts_of
 from ftbert.converters.own_code import read_config
 from ftbert.converters.static_embedding import static_config
+from ftbert.converters.task_adapters import adapter_places
 from ftbert.converters.text_files import LINEARS, MODULE_WEIGHTS, named_files
 from ftbert.text import TOKENIZER_FILES
 
@@ -56,6 +57,9 @@ def weight_files(repository: str, files: list[str], folder: Path) -> list[str]:
         if module.folder not in (folder, home):
             names = _names_in(files, folder, module.folder)
             found += [module.folder / name for name in MODULE_WEIGHTS if name in names][:1]
+    for adapter in adapter_places(files, str(home.relative_to(folder))):
+        names = _names_in(files, folder, folder / adapter)
+        found += [folder / adapter / name for name in ADAPTER_WEIGHTS if name in names][:1]
     return [name for path in found if (name := str(path.relative_to(folder))) in files]
 
 

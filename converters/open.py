@@ -34,6 +34,7 @@ from ftbert.converters.onnx_int8 import with_int8
 from ftbert.converters.onnx_source import onnx_of, open_onnx
 from ftbert.converters.own_code import read_config, todays_words
 from ftbert.converters.static_embedding import StaticTable, static_config, with_sizes
+from ftbert.converters.task_adapters import with_tasks
 
 
 def open_checkpoint(
@@ -43,16 +44,22 @@ def open_checkpoint(
     revision: str | None = None,
     token: str | None = None,
     verify: bool = True,
+    task: str | None = None,
 ) -> Checkpoint:
     """An ftbert or HuggingFace folder, an .onnx or .gguf file or a folder with one, a hub id, or a live transformers
     model. A checkpoint is one that is open.
 
     filename: of a .gguf file in the folder or the repository, or a pattern of it. revision, token: of a hub id, see
-    `fetch`. verify: see `open_weights`. ValueError lists every missing and misshapen
+    `fetch`. verify: see `open_weights`. task: whose adapter is merged. ValueError lists every missing and misshapen
     tensor at once; FileNotFoundError says what was looked for, PermissionError whose it is.
     """
-    if isinstance(source, Checkpoint):
-        return source
+    found = source if isinstance(source, Checkpoint) else _opened(source, filename, revision, token, verify)
+    return found if task is None else found.at(task)
+
+
+def _opened(
+    source: str | Path | torch.nn.Module, filename: str | None, revision: str | None, token: str | None, verify: bool
+) -> Checkpoint:
     if isinstance(source, torch.nn.Module):
         if filename is not None:
             raise ValueError(f"filename {filename!r}: is for a folder or a model of the hub")
@@ -89,7 +96,11 @@ def open_checkpoint(
         document = read_config(document)  # before its weights are looked for
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
-    return _from_huggingface(document, open_weights(home, verify), folder, where)
+
+    return with_tasks(
+        document, open_weights(home, verify), home,
+        lambda tensors: _from_huggingface(document, tensors, folder, where), verify,
+    )  # fmt: skip
 
 
 def _adapted(folder: Path, home: Path, adapter: Adapter, token: str | None, verify: bool) -> Checkpoint:

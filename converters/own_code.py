@@ -4,7 +4,7 @@ them; and whether it names a class that computes what its model type does: trans
 
 from __future__ import annotations
 
-from ftbert.checkpoint import find_class, in_transformers_words, named_classes, shown
+from ftbert.checkpoint import FLASH, find_class, in_transformers_words, named_classes, own_class, shown
 from ftbert.converters.clip_families import text_part
 from ftbert.converters.families import find_family
 from ftbert.converters.family import Config, entry
@@ -71,6 +71,8 @@ def todays_words(document: Config) -> Config:
     """The same config, of two towers that of the text model; ValueError says what it asks for that transformers does
     not compute."""
     document = text_part(document)
+    if document.get("model_type") == "xlm-roberta" and (row := own_class(document)) is not None and row.source == FLASH:
+        return _flash_words(document)
     if document.get("model_type") != "nomic_bert":
         return document
     _expect_no_experts(document)
@@ -86,6 +88,15 @@ def todays_words(document: Config) -> Config:
         kept.add("n_positions")
     rest = {key: value for key, value in document.items() if key in kept}
     return {**rest, "hidden_act": "silu", **made}
+
+
+def _flash_words(document: Config) -> Config:
+    """jina-embeddings-v3, whose code says positions in its own words."""
+    if (said := document.get("position_embedding_type", "absolute")) != "rotary":
+        raise ValueError(f"position_embedding_type {shown(said)} is not supported of {FLASH}: only 'rotary'")
+    base = document.get("rotary_emb_base", 10_000.0)
+    left = ("position_embedding_type", "rotary_emb_base")
+    return {**{key: value for key, value in document.items() if key not in left}, "rope_theta": base}
 
 
 def _expect_no_experts(document: Config) -> None:

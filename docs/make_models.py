@@ -52,9 +52,12 @@ _READ = (
     "so where `encode` would pool in another way.",
     "PEFT folders (`adapter_config.json` beside the weights, or with the base that it names) are LoRA alone,",
     "with DoRA, `use_rslora`, patterns of ranks and alphas, biases and `modules_to_save`, merged in float32",
-    "as the weights are read; other types are refused by name. `ftbert convert` makes a folder of a model",
-    "that loads in 0.1 s, for ftbert alone ([install.md](install.md)). `revision=` and `token=` are those of",
-    "the hub. A GLiNER's folder is one encoder of these families under gliner_config.json, for",
+    "as the weights are read; other types are refused by name. Adapters for tasks, in folders beside the",
+    "weights (`adapters/NAME` or `NAME`) or in the weights themselves (jina-embeddings-v3), are merged when",
+    "`task=` names them ([embed.md](embed.md)). The tensors of an adapter are looked up by the names in the base's",
+    "file: adapters of jina-embeddings-v3-hf may have others, and are then refused. `ftbert convert` makes a",
+    "folder of a model that loads in 0.1 s, for ftbert alone ([install.md](install.md)). `revision=` and",
+    "`token=` are those of the hub. A GLiNER's folder is one encoder of these families under gliner_config.json, for",
     "`predict_entities` ([rerank.md](rerank.md)); its tokenizer and the encoder's config are those of",
     "`model_name` where the folder lacks them.",
 )
@@ -229,8 +232,14 @@ def _kinds(one: Any) -> str:
 def _changes(one: Any) -> str:
     said = [f"`{key}` {str(value).lower()}" for key, value in one.says.items()]
     layer = one.projection
+    said = [f"with {_when(one)}: " + ", ".join(said)] if one.when else said
     said += [f"`{layer.name}.weight` over each token's state, `{layer.width}` entries"] if layer else []
     return ", ".join([*said, *([one.note] if one.note else [])]) or "nothing"
+
+
+def _when(one: Any) -> str:
+    said = ((f"`{key}`", "" if value is ... else f" {str(value).lower()}") for key, value in one.when.items())
+    return " and ".join(map("".join, said))
 
 
 def _by_reason(refused: dict[str, str]) -> list[tuple[str, list[str]]]:

@@ -28,6 +28,7 @@ from ftbert.module import EncoderModule
 from ftbert.outputs import output
 from ftbert.parallel import agreed, find_ranks, told_checkpoint, told_sums
 from ftbert.replicas import Replicated, replicate, where_the_ids_are
+from ftbert.task_models import TaskModels
 from ftbert.text import TextModel
 from ftbert.tuning import gemm_table
 
@@ -50,6 +51,7 @@ def load(
     filename: str | None = None,
     revision: str | None = None,
     token: str | None = None,
+    task: str | None = None,
     verify: bool = True,
     prompts: Mapping[str, str] | None = None,
     default_prompt_name: str | None = None,
@@ -82,7 +84,8 @@ def load(
     when `predict`, `rerank`, `generate` or `head` asks for it. What else stands outside the encoder is left out, with a
     warning. filename: of a .gguf file in the folder or the hub's repository, or a pattern of it ("*q8_0.gguf");
     "org/repo/file.gguf" and "org/repo:Q8_0" name one, too. revision, token: of a hub id; a branch, tag or commit, and
-    what a private model asks for (None: HF_TOKEN, or that of `hf auth login`). verify: False does not compare weights
+    what a private model asks for (None: HF_TOKEN, or that of `hf auth login`). task: of a model with an adapter for
+    each, the one that is merged where a call names none. verify: False does not compare weights
     with the checksums that ftbert wrote.
 
     prompts, default_prompt_name, max_length, truncate_dim, similarity_fn_name: over the folder's, as
@@ -106,7 +109,8 @@ def load(
             for place in places:
                 check_dtype(place, named)
         found = checked_source(source)
-        return named, open_checkpoint(found, filename=filename, revision=revision, token=token, verify=verify)
+        hub = {"revision": revision, "token": token}
+        return named, open_checkpoint(found, filename=filename, verify=verify, task=task, **hub)
 
     named, checkpoint = agreed(
         ranks, places[0], opened,
@@ -128,18 +132,14 @@ def load(
     )  # fmt: skip
     if live is not None:
         check_loaded(model, live)
-    if prompts is not None:
-        model.prompts = {**model.prompts, **prompts}
-    for name, value in {
-        "default_prompt_name": default_prompt_name, "max_seq_length": max_length, "truncate_dim": truncate_dim,
-        "similarity_fn_name": similarity_fn_name,
-    }.items():  # fmt: skip
-        if value is not None:
-            setattr(model, name, value)
+    model.take_settings(
+        prompts, default_prompt_name=default_prompt_name, max_seq_length=max_length, truncate_dim=truncate_dim,
+        similarity_fn_name=similarity_fn_name,
+    )  # fmt: skip
     return replicate(model, places[len(together) :])
 
 
-class Model(Replicated, TextModel, LanguageModel):
+class Model(Replicated, TaskModels, TextModel, LanguageModel):
     """A loaded encoder with the heads of its checkpoint. Calls are thread-safe.
 
     module: the scriptable torch module. config: the encoder's numbers, which say what is in 8 bits where `checkpoint`,

@@ -31,8 +31,8 @@ class OwnClass:
     """code: "module.Class" as auto_map says it, without the repository; "Class" alone: as architectures says it,
     without any code beside the weights. kinds: the model types that it is read of. Both may have `*`. source: who
     publishes it. beside: by auto_map alone, since the name in architectures is of a class of transformers, too. says:
-    entries of config.json, in transformers' words, that mean what the class computes. note: for the table of
-    docs/models.md."""
+    entries of config.json, in transformers' words, that mean what the class computes. when: what config.json must say
+    for that, `...` for an entry that may say anything. note: for the table of docs/models.md."""
 
     code: str
     kinds: tuple[str, ...]
@@ -41,6 +41,13 @@ class OwnClass:
     projection: Projection | None = None
     note: str = ""
     beside: bool = False
+    when: Mapping[str, Any] = field(default_factory=dict)
+
+    def fits(self, document: Config) -> bool:
+        """Whether the row is for such a config, if that names the class."""
+        kind = str(document.get("model_type"))
+        said = all(key in document and value in (..., document[key]) for key, value in self.when.items())
+        return said and any(fnmatchcase(kind, one) for one in self.kinds)
 
     def names(self, name: str) -> bool:
         """Whether a config that says this name means the class."""
@@ -51,6 +58,10 @@ class OwnClass:
 
 _BOTH_WAYS = {"is_causal": False}
 _MOSAIC = {"model_type": "alibi_bert", "position_embedding_type": "alibi", "feed_forward_type": "geglu"}
+FLASH = "jinaai/xlm-roberta-flash-implementation"
+_JINA = {"model_type": "jina_embeddings_v3"}
+_JINA_5 = "modeling_jina_embeddings_v5.JinaEmbeddingsV5Model"
+_TASKS = "an adapter for each task, `encode(task=)`"
 _VOYAGE_4 = "voyageai/voyage-4-nano"
 _VOYAGE = Projection("linear", "num_labels")
 
@@ -60,8 +71,6 @@ OWN_CLASSES = (
     OwnClass("modeling.New*", ("new",), "Alibaba-NLP/new-impl"),
     OwnClass("model.NeoBERT*", ("neobert",), "chandar-lab/NeoBERT"),
     OwnClass("modeling_eurobert.EuroBert*", ("eurobert",), "EuroBERT/EuroBERT-210m"),
-    OwnClass("modeling_lora.XLMRobertaLoRA", ("jina_embeddings_v3",), "jinaai/xlm-roberta-flash-implementation"),
-    OwnClass("modeling_xlm_roberta.XLMRoberta*", ("jina_embeddings_v3",), "jinaai/xlm-roberta-flash-implementation"),
     # One name for two: gte-Qwen2-7B's code attends in both directions; gte-Qwen2-1.5B's is causal, also where its
     # config says is_causal false (vLLM's page of supported models). is_causal counts, as in transformers' own class.
     OwnClass(
@@ -81,6 +90,19 @@ OWN_CLASSES = (
     OwnClass("modeling_bert.JinaBert*", ("bert",), "jinaai/jina-bert-implementation", {"model_type": "alibi_bert"}),
     OwnClass(
         "bert_layers.Bert*", ("bert",), "mosaicml/mosaic-bert-base, zhihan1996/DNABERT-2-117M", _MOSAIC, beside=True
+    ),
+    # An adapter for each task.
+    OwnClass("modeling_lora.XLMRobertaLoRA", ("jina_embeddings_v3", "xlm-roberta"), FLASH, _JINA, note=_TASKS),
+    OwnClass("modeling_xlm_roberta.XLMRoberta*", ("jina_embeddings_v3",), FLASH),
+    OwnClass(
+        "modeling_xlm_roberta.XLMRoberta*", ("xlm-roberta",), FLASH, _JINA, beside=True, when={"lora_adaptations": ...}
+    ),
+    OwnClass(
+        _JINA_5, ("jina_embeddings_v5",), "jinaai/jina-embeddings-v5-text-nano", {"model_type": "eurobert"},
+        note=_TASKS, when={"is_decoder": False},
+    ),
+    OwnClass(
+        _JINA_5, ("jina_embeddings_v5",), "jinaai/jina-embeddings-v5-text-small", {"model_type": "qwen3"}, note=_TASKS
     ),
     # Attention in both directions.
     OwnClass("modeling_qwen3_bidirectional.Qwen3BidirectionalModel", ("qwen3",), _VOYAGE_4, _BOTH_WAYS, _VOYAGE),
@@ -115,11 +137,7 @@ def named_classes(document: Config) -> list[str]:
 
 def find_class(document: Config, name: str) -> OwnClass | None:
     """The row of a class that `named_classes` found; None where there is none for the config's model type."""
-    kind = str(document.get("model_type"))
-    for row in OWN_CLASSES:
-        if any(fnmatchcase(kind, one) for one in row.kinds) and row.names(name):
-            return row
-    return None
+    return next((row for row in OWN_CLASSES if row.names(name) and row.fits(document)), None)
 
 
 def own_class(document: Config) -> OwnClass | None:

@@ -25,7 +25,7 @@ class StubModel(TextModel):
     heads: tuple[Any, ...] = ()
     replicas: Any = ()
     checkpoint: Any = SimpleNamespace(
-        config=SimpleNamespace(heads=(), huggingface={}), source=SimpleNamespace(files=())
+        config=SimpleNamespace(heads=(), huggingface={}), source=SimpleNamespace(files=()), tasks={}, task="", bare=True
     )
 
     def __init__(self, folder: Path | None, delay: float = 0.0) -> None:
@@ -37,6 +37,9 @@ class StubModel(TextModel):
         self.calls: list[list[int]] = []  # lengths of each call
         self.fail_at = -1  # the call that raises
         self.error: BaseException = RuntimeError("stub failed")
+
+    def for_task(self, task: str) -> StubModel:
+        return self
 
     def forward_packed(
         self, ids: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int, want: str = "tokens"

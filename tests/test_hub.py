@@ -48,6 +48,13 @@ def test_the_weights_are_fetched_once(tmp_path: Path, best: int) -> None:
     assert "onnx/config.json" not in small
 
 
+def test_adapters_of_tasks_are_fetched(tmp_path: Path) -> None:
+    listed = [f"{place}/{name}" for place in ("adapters/retrieval", "separation", "checkpoint-5", "a/b/c")
+              for name in ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")]  # fmt: skip
+    found = weight_files("someone/model", [*TEXT, *OTHER, "model.safetensors", *listed], tmp_path)
+    assert found == ["model.safetensors", *(f"{one}/adapter_model.safetensors" for one in ("adapters/retrieval", "separation"))]
+
+
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Hub:
     return Hub(monkeypatch, tmp_path)

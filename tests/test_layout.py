@@ -25,6 +25,7 @@ PYTHON = (
     "files",
     "optimization",
     "model",
+    "task_models",
     "replicas",
     "parallel",
     "building",

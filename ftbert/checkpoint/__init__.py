@@ -61,6 +61,7 @@ from ftbert.input_file import (
     typed,
 )
 from ftbert.own_classes import (
+    FLASH,
     OWN_CLASSES,
     PROJECTION,
     Projection,
@@ -83,15 +84,15 @@ from ftbert.sentence_modules import (
 from ftbert.staging_folder import StagingFolder
 
 __all__ = [
-    "ADAPTER_WEIGHTS", "CAUSAL_LM", "DTYPES", "FORMAT", "MODULES", "ORIGIN", "OWN_CLASSES", "POOLED", "PROJECTION",
-    "ROUTERS", "ROUTER_CONFIG", "STATIC", "TEXT_EMBEDS", "VERSION", "VOCABULARY", "WORD_TABLE", "AttentionConfig",
-    "Checkpoint", "CheckpointConfig", "EntityHead", "FeedForwardConfig", "HeadConfig", "LayerConfig", "Make",
-    "ModelConfig", "Module", "NormConfig", "PositionConfig", "Projection", "RelativeBiasConfig", "RotaryConfig",
-    "RowOrder", "Shape", "ShardConfig", "StageConfig", "StagingFolder", "StateDictSource", "TensorSource",
-    "WeightSpec", "activations", "check_shapes", "checksums", "complaint", "cut", "digest_of", "exists",
-    "expect_file", "expect_inside", "find_class", "find_weights", "fits_8_bits", "in_parts", "inner_modules",
-    "in_transformers_words", "know_type", "list_folder", "named", "named_classes", "open_adapter", "open_bin",
-    "open_weights", "origin", "own_class", "parse_json", "read_checkpoint", "read_json_object", "read_json_value",
-    "read_modules", "sample_of", "shard_names", "shard_of", "shared_layers", "shown", "stages_of", "told_products",
-    "transformer_folder", "typed", "warn_caller",
+    "ADAPTER_WEIGHTS", "CAUSAL_LM", "DTYPES", "FLASH", "FORMAT", "MODULES", "ORIGIN", "OWN_CLASSES", "POOLED",
+    "PROJECTION", "ROUTERS", "ROUTER_CONFIG", "STATIC", "TEXT_EMBEDS", "VERSION", "VOCABULARY", "WORD_TABLE",
+    "AttentionConfig", "Checkpoint", "CheckpointConfig", "EntityHead", "FeedForwardConfig", "HeadConfig",
+    "LayerConfig", "Make", "ModelConfig", "Module", "NormConfig", "PositionConfig", "Projection", "RelativeBiasConfig",
+    "RotaryConfig", "RowOrder", "Shape", "ShardConfig", "StageConfig", "StagingFolder", "StateDictSource",
+    "TensorSource", "WeightSpec", "activations", "check_shapes", "checksums", "complaint", "cut", "digest_of",
+    "exists", "expect_file", "expect_inside", "find_class", "find_weights", "fits_8_bits", "in_parts",
+    "in_transformers_words", "inner_modules", "know_type", "list_folder", "named", "named_classes", "open_adapter",
+    "open_bin", "open_weights", "origin", "own_class", "parse_json", "read_checkpoint", "read_json_object",
+    "read_json_value", "read_modules", "sample_of", "shard_names", "shard_of", "shared_layers", "shown", "stages_of",
+    "told_products", "transformer_folder", "typed", "warn_caller",
 ]  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,9 @@ class Checkpoint:
     made[ours] makes it.
 
     Ours are the encoder's (csrc/model/weights.cpp) and the heads' (HeadConfig). in_int8: makes the same model with
-    matrices in int8, where the source holds integers that this one reads as floats.
+    matrices in int8, where the source holds integers that this one reads as floats. tasks: opens the same model with
+    the adapter of a task merged, by the task's name; task: of the one that is merged here, "" without. bare: the model
+    is one without a task, too.
     """
 
     config: CheckpointConfig
@@ -49,6 +51,18 @@ class Checkpoint:
     in_int8: Callable[[], Checkpoint] | None = None
     generation: dict[str, Any] | None = None  # of a live model: what its generation_config says
     entities: EntityHead | None = None  # of a GLiNER
+    tasks: Mapping[str, Callable[[], Checkpoint]] = field(default_factory=dict)
+    task: str = ""
+    bare: bool = True
+
+    def at(self, task: str) -> Checkpoint:
+        """With the adapter of a task. ValueError lists those that there are."""
+        if task == self.task:
+            return self
+        if task not in self.tasks:
+            known = ", ".join(map(repr, self.tasks)) or "none: the files hold no adapters for tasks"
+            raise ValueError(f"{self.source.where}: task {task!r} is none of the model's; they are: {known}")
+        return self.tasks[task]()
 
     def read(self, ours: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         if ours in self.made:

@@ -124,10 +124,14 @@ def add_revision(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
+def add_task(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--task", metavar="NAME", help="of a model with an adapter for each (jina-embeddings-v3, v5)")
+
+
 def load_model(options: argparse.Namespace, **more: Any) -> Any:
     """The model that a command names, where and in which dtype it says."""
     # What is not given is left to load(), which knows the defaults.
-    names = ("device", "dtype", "parallel", "revision")
+    names = ("device", "dtype", "parallel", "revision", "task")
     given = {name: value for name in names if (value := getattr(options, name, None)) is not None}
     if getattr(options, "against", None):
         given.setdefault("dtype", "auto")  # a quantized folder: in the types that it is stored in

@@ -43,6 +43,7 @@ def add_to(commands: command.Commands) -> None:
     )  # fmt: skip
     parser.add_argument("--prompt", metavar="TEXT", help="put before every text (default: the model's own, if any)")
     parser.add_argument("--prompt-name", metavar="NAME", help="one of the model's prompts, such as query")
+    command.add_task(parser)
     parser.add_argument("--max-length", type=command.count, metavar="N", help="tokens of a text (default: the model's)")
     parser.add_argument(
         "--long-texts", choices=("truncate", "mean"), default="truncate",

@@ -23,6 +23,7 @@ def add_to(commands: command.Commands) -> None:
     parser.add_argument("target", metavar="DST", help="a new folder")
     types = ("fp32", "fp16", "bf16", "q8_0")
     parser.add_argument("--dtype", choices=types, help="of the stored weights (default: kept)")
+    command.add_task(parser)
     parser.add_argument("--force", action="store_true", help="replace DST if it is a checkpoint folder of ftbert")
     command.add_revision(parser)
 
@@ -91,7 +92,7 @@ def _convert(options: argparse.Namespace) -> int:
     from ftbert.dtypes import parse_dtype
 
     dtype = None if options.dtype is None else parse_dtype(options.dtype)
-    how = {"force": options.force, "revision": options.revision}
+    how = {"force": options.force, "revision": options.revision, "task": options.task}
     if isinstance(dtype, str):  # q8_0
         from ftbert.quantization import convert_to_q8_0
 

@@ -344,4 +344,5 @@ def _model_identity(model: PackedModel) -> dict[str, Any]:
             small = stat.st_size <= _HASHED_BYTES
             digest.update(path.read_bytes() if small else str(stat.st_mtime_ns).encode())
     dtype = str(model.dtype).removeprefix("torch.")
-    return {"model": digest.hexdigest(), "dtype": dtype, "device": model.device.type}
+    task = {"task": model.checkpoint.task} if model.checkpoint.task else {}
+    return {"model": digest.hexdigest(), "dtype": dtype, "device": model.device.type, **task}

@@ -42,6 +42,11 @@ def in_8_bits(checkpoint: Checkpoint, dtype: Dtype, device: torch.device, verify
     if dtype == Q8_0:
         yield in_q8_0(checkpoint)
         return
+    if checkpoint.task:
+        raise ValueError(
+            f"{checkpoint.source.where}: {users_word(dtype)} of task {checkpoint.task!r} is made of a folder: write "
+            f"one with `ftbert convert --task {checkpoint.task}`, and load that"
+        )
     source = _source(checkpoint)
     target, why = cached_at(checkpoint, dtype), ""
     if target is None:

@@ -77,12 +77,13 @@ def convert_to_q8_0(
     force: bool = False,
     revision: str | None = None,
     token: str | None = None,
+    task: str | None = None,
 ) -> Path:
     """A folder as `convert` writes it, with the matrices of its layers in q8_0. Raises what `convert` and `in_q8_0` do,
     ValueError for a model in other 8 bits."""
     target = Path(target)
     check_target(target, source, force)
-    checkpoint = open_checkpoint(source, revision=revision, token=token)
+    checkpoint = open_checkpoint(source, revision=revision, token=token, task=task)
     if checkpoint.config.left_out:
         warn_caller(f"{checkpoint.source.where}: {checkpoint.config.left_out}")
     if checkpoint.config.encoder.eight_bits != "q8_0":

@@ -20,6 +20,7 @@ from ftbert.text.long_texts import Average
 from ftbert.text.options import TextOptions
 from ftbert.text.pooling import Upload, text_vectors, token_states
 from ftbert.text.settings import TextSettings
+from ftbert.text.tasks import adapter_for
 from ftbert.text.tokenizer import Tokenizer
 from ftbert.text.tokens import Text, Tokens
 
@@ -56,7 +57,8 @@ def tokenise(
 
 def text_options(model: PackedModel, **given: Any) -> TextOptions:
     """What `given` (see `TextOptions.choose`) and the settings of `model`'s folder come to."""
-    return TextOptions.choose(tokenizer_of(model), model.config.hidden, **given)
+    adapter = adapter_for(model, given.get("task"))
+    return TextOptions.choose(tokenizer_of(model), model.config.hidden, adapter=adapter, **given)
 
 
 def tokenizer_of(model: PackedModel, *, scores: bool = False) -> Tokenizer:

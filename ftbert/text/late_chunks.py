@@ -21,7 +21,8 @@ from ftbert.text.computing import Work
 from ftbert.text.encoding import finished, text_options, tokenizer_of
 from ftbert.text.options import TextOptions
 from ftbert.text.pooling import Upload, pooled_rows
-from ftbert.text.settings import POOLINGS, TextSettings
+from ftbert.text.pooling_settings import POOLINGS
+from ftbert.text.settings import TextSettings
 from ftbert.text.token_arrays import SpanVectors
 from ftbert.text.tokenizer import Tokenizer
 from ftbert.text.tokens import Tokens, check_texts, tokens_of

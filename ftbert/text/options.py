@@ -9,7 +9,8 @@ from typing import Any
 from ftbert.caller import warn_caller
 from ftbert.input_file import is_unicode
 from ftbert.text.checks import one_of, positive
-from ftbert.text.settings import POOLINGS
+from ftbert.text.pooling_settings import POOLINGS
+from ftbert.text.tasks import prompt_for
 from ftbert.text.tokenizer import Tokenizer
 
 # What becomes of a text of more tokens than max_length.
@@ -56,15 +57,14 @@ class TextOptions:
         truncate_dim: int | None = None,
         long_texts: str = "truncate",
         vectors: str = "dense",
+        adapter: str = "",
     ) -> TextOptions:
-        """As `ftbert.Model.encode` documents them; task: "query", "document" or None; vectors: "dense", "sparse" or
-        "multi", see `TextSettings.expect`. TypeError, ValueError."""
+        """As `ftbert.Model.encode` documents them; adapter: of `adapter_for`; vectors: "dense", "sparse" or "multi",
+        see `TextSettings.expect`. TypeError, ValueError."""
         settings = tokenizer.settings
         settings.expect(vectors)
         if not isinstance(normalize, bool | None):
             raise TypeError(f"normalize must be True, False or None; got {normalize!r}")
-        if task not in (None, "query", "document"):
-            raise ValueError(f"task must be 'query', 'document' or None; got {task!r}")
         if max_length is None:
             own = {"query": settings.query_length, "document": settings.document_length}.get(task or "")
             length = tokenizer.max_length
@@ -72,7 +72,8 @@ class TextOptions:
                 length = tokenizer.check_length(min(own, tokenizer.longest), f"{task}_length")
         else:
             length = tokenizer.check_length(positive("max_length", max_length), "max_length")
-        before = choose_prompt(prompt, prompt_name, settings.prompts, settings.default_prompt, task)
+        named = prompt_for(task, adapter, settings.prompts)
+        before = choose_prompt(prompt, prompt_name, settings.prompts, settings.default_prompt, named)
         pooling = settings.pooling if pooling is None else check_pooling(pooling)
         whole = settings.width(hidden, pooling)
         kept = settings.truncate_dim if truncate_dim is None else positive("truncate_dim", truncate_dim)

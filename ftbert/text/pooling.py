@@ -16,7 +16,8 @@ from ftbert.end_rows import end_of_packed
 from ftbert.packed_model import PackedModel, kept
 from ftbert.text.activations import Activation, activation
 from ftbert.text.auto_tokenizer import load_tokenizer
-from ftbert.text.settings import POOLINGS, TextSettings
+from ftbert.text.pooling_settings import POOLINGS
+from ftbert.text.settings import TextSettings
 from ftbert.text.vector_modules import DenseSettings, LayerNormSettings, LayerSettings, WholeNumbersSettings
 
 Upload: TypeAlias = "Callable[[NDArray[Any]], torch.Tensor]"

@@ -35,6 +35,14 @@ class SentenceNames(PackedModel):
         """Settings over the folder's, for all calls that follow. ValueError, TypeError."""
         self.text_choices = {**self.text_choices, **settings}
 
+    def take_settings(self, prompts: Mapping[str, str] | None, **settings: Any) -> None:
+        """Those of `load`: prompts are added to the folder's, settings that are not None are set by their names."""
+        if prompts is not None:
+            self.prompts = {**self.prompts, **prompts}
+        for name, value in settings.items():
+            if value is not None:
+                setattr(self, name, value)
+
     @property
     def max_seq_length(self) -> int:
         """Tokens of a text, special ones included, that are read where a call names no `max_length`; of a model for

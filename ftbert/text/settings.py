@@ -16,6 +16,8 @@ from ftbert.input_file import origin, read_json_object, shown
 from ftbert.own_classes import in_transformers_words
 from ftbert.sentence_modules import MODULES, ROUTERS, Module, read_modules, transformer_folder
 from ftbert.text.checks import length_in
+from ftbert.text.own_modules import known_modules, task_prompts
+from ftbert.text.pooling_settings import read_pooling
 from ftbert.text.stanford import ARCHITECTURE, read_stanford
 from ftbert.text.static_settings import StaticSettings, is_static, read_static
 from ftbert.text.towers import gives_text_features, read_tower
@@ -40,17 +42,7 @@ from ftbert.text.vector_modules import (
     with_pylates_own,
 )
 
-# How a text's tokens become one vector: our name, sentence-transformers' one, and its flag before 5.x. Vectors of
-# several flags stand in this order.
-_POOLINGS = {
-    "cls": ("cls", "pooling_mode_cls_token"),
-    "max": ("max", "pooling_mode_max_tokens"),
-    "mean": ("mean", "pooling_mode_mean_tokens"),
-    "mean_sqrt_len": ("mean_sqrt_len_tokens", "pooling_mode_mean_sqrt_len_tokens"),
-    "weightedmean": ("weightedmean", "pooling_mode_weightedmean_tokens"),
-    "last": ("lasttoken", "pooling_mode_lasttoken"),
-}
-POOLINGS = tuple(_POOLINGS)
+USUAL = {"query": "", "document": ""}  # prompts that every model has
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 TOKEN_SIMILARITIES = ("maxsim", "meanmaxsim")  # of vectors of tokens
 
@@ -103,7 +95,7 @@ class TextSettings:
     document_length: int | None = None
     lower_case: bool = False
     tokenizer_arguments: Mapping[str, Any] = field(default_factory=dict)
-    prompts: Mapping[str, str] = field(default_factory=lambda: {"query": "", "document": ""})
+    prompts: Mapping[str, str] = field(default_factory=lambda: dict(USUAL))
     default_prompt_name: str | None = None
     truncate_dim: int | None = None
     similarity: str = "cosine"
@@ -158,9 +150,9 @@ class TextSettings:
     def from_folder(cls, folder: Path) -> TextSettings:
         """As SentenceTransformer reads `folder`. ValueError names the file that is broken or asks for what encode does
         not do; `OtherVectors` names what the model is for."""
-        modules = read_modules(folder)
-        values = with_pylates_own(modules, _head(folder))
         home = transformer_folder(folder)
+        modules, pooled = known_modules(read_modules(folder), _config(home))
+        values = with_pylates_own(modules, _head(folder))
         subfolder = "" if home == folder else str(home.relative_to(folder))
         if is_static(modules, _config(home)):
             found = read_static(folder / MODULES, home, modules, _config(home))
@@ -181,22 +173,25 @@ class TextSettings:
             if not modules and str(next(iter(_architectures(home)), "")).endswith("ForMaskedLM"):
                 sparse = sparse or SparseSettings()
             plain = {"pooling": _default_pooling(home), "dense": projection, **tower}
+            plain["prompts"] = {**USUAL, **task_prompts(_config(home))}
             return cls(subfolder=subfolder, sparse=sparse, multi=multi, projection=projection, **plain)
         if gives_text_features(modules[0], sentence_config(home)[1]):
             return cls(subfolder=subfolder, stated=True, **_features(folder, home, modules, tower, values))
-        pooling, behind = _chain(folder / MODULES, modules)
-        dense, normalize = read_behind(behind, "sentence_embedding")
+        dense: tuple[LayerSettings, ...] = ()
+        if pooled is None:
+            pooling, behind = _chain(folder / MODULES, modules)
+            dense, normalize = read_behind(behind, "sentence_embedding")
+            pooled = {**read_pooling(pooling / "config.json"), "normalize": normalize}
         return cls(
-            **_pooling(pooling / "config.json"),
+            **pooled,
             dense=(*projection, *dense),
             projection=projection,
-            normalize=normalize,
             subfolder=subfolder,
             stated=True,
             sparse=sparse,
             multi=multi,
             **read_transformer(home, *_STATES),
-            **_sentence_settings(folder / _HEAD, values),
+            **_sentence_settings(folder / _HEAD, values, usual={**USUAL, **task_prompts(_config(home))}),
         )
 
     @classmethod
@@ -219,7 +214,7 @@ class TextSettings:
             layers, _ = read_behind(behind, "sentence_embedding", last="scores")
             projection = read_projection(home, _config(home))
             pooled = {"dense": (*projection, *layers), "projection": projection, "scored": True}
-            pooled |= _pooling(pooling / "config.json")
+            pooled |= read_pooling(pooling / "config.json")
             if not layers or not pooled["include_prompt"]:
                 where = origin(folder / MODULES)
                 raise ValueError(f"{where}: scores need a Dense behind a Pooling that includes prompts")
@@ -351,23 +346,6 @@ def _config(folder: Path) -> Any:
     return config.get("huggingface") or config  # a converted folder keeps the original one level down
 
 
-def _pooling(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        raise ValueError(f"{path}: missing, although modules.json names it")
-    config = read_json_object(path)
-    value = config.get("pooling_mode")
-    if value is None:
-        modes = [mode for mode, (_, flag) in _POOLINGS.items() if config.get(flag)] or ["mean"]
-    else:
-        ours = {name: mode for mode, (name, _) in _POOLINGS.items()}
-        names = [str(name) for name in (value if isinstance(value, list) else [value])]
-        if not names or not set(names) <= set(ours):
-            known = ", ".join(ours)
-            raise ValueError(f"{path}: pooling {' + '.join(names)} is not supported; expected any of {known}")
-        modes = [ours[name] for name in names]
-    return {"pooling": "+".join(modes), "include_prompt": bool(config.get("include_prompt", True))}
-
-
 def check_prompts(name: str, given: Any) -> dict[str, str]:
     """Texts by name, None as an empty one. name: of the setting. ValueError for anything else."""
     if not isinstance(given, Mapping) or not all(isinstance(text, str | None) for text in given.values()):
@@ -384,10 +362,13 @@ def read_prompts(path: Path, config: Mapping[str, Any], usual: Mapping[str, str]
     return prompts, name
 
 
-def _sentence_settings(path: Path, config: dict[str, Any], *similarities: str) -> dict[str, Any]:
+def _sentence_settings(
+    path: Path, config: dict[str, Any], *similarities: str, usual: Mapping[str, str] = USUAL
+) -> dict[str, Any]:
     """Of config_sentence_transformers.json: prompts, width, similarity, one of `similarities`, None: any of a text's
-    vectors. The first where the file says none of them: what other kinds of models compare by leaves the default."""
-    prompts, name = read_prompts(path, config, {"query": "", "document": ""})
+    vectors. The first where the file says none of them: what other kinds of models compare by leaves the default.
+    usual: prompts where the file has no other."""
+    prompts, name = read_prompts(path, config, usual)
     similarities = similarities or SIMILARITIES
     similarity = config.get("similarity_fn_name")
     return {

@@ -20,6 +20,7 @@ from ftbert.text.precision import check_ranges, quantized
 from ftbert.text.scoring import labels_of, predict, rank, scoring, task_of, to_rank, token_classify
 from ftbert.text.sentence_names import SentenceNames
 from ftbert.text.sparse import as_tensor, sparse_embedding
+from ftbert.text.tasks import adapter_for
 from ftbert.text.token_classification import IGNORED
 from ftbert.text.tokens import check_texts, has_pairs, is_single, listed
 from ftbert.text.workers import CallersThread, Job, Launch, Result, Workers
@@ -90,7 +91,9 @@ class TextModel(SentenceNames):
         spread each entry's range over the vectors of the call or `ranges`, float [2, width], the least and the greatest
         of each entry (what lies outside becomes the nearest); the others pack eight signs into a byte.
         convert_to_tensor: a torch tensor on the model's device; convert_to_numpy=False alone: a list of them.
-        task: "query" or "document": their prompt and length, as encode_query and encode_document.
+        task: "query" or "document": their prompt and length, as encode_query and encode_document; or one of the model's
+        own tasks (jina-embeddings-v3 and v5), whose adapter is merged when it is first asked for and kept, with the
+        task's prompt. None: the weights without an adapter, or with that of `load(task=)`.
         chunks, chunk_tokens: late chunking. A list of float32 [spans, width], one for each text, whose tokens see all
         of it (of what is longer than the model reads, windows that overlap by a quarter); a span is pooled as a text.
         chunks: for each text the spans, (start, end) in characters; a token is of the span in which it ends, special
@@ -117,20 +120,21 @@ class TextModel(SentenceNames):
             "max_length": max_length, "truncate_dim": truncate_dim, "batch_size": batch_size, "max_tokens": max_tokens,
             "task": task,
         }  # fmt: skip
+        model = self.for_task(adapter_for(self, task))
         given, single = [texts] if isinstance(texts, str) else listed(texts), isinstance(texts, str)
         if chunks is not None or chunk_tokens is not None:
             if output_value != VECTORS or precision != "float32" or long_texts != "truncate":
                 raise ValueError("chunks go with vectors of texts in float32; their windows stand in for long_texts")
             spans = [chunks] if single and chunks is not None else chunks
             found = compute_all(
-                self, spanned(self, given, spans, chunk_tokens), chunk_embedding(self, **asked), show_progress_bar
+                model, spanned(self, given, spans, chunk_tokens), chunk_embedding(self, **asked), show_progress_bar
             )
             return as_asked(found[0] if single else found, self.device, convert_to_numpy, convert_to_tensor, single)
         how = text_options(self, **asked, long_texts=long_texts)
         ranges = None if ranges is None else check_ranges(ranges, precision, how.width)
         check_texts(given)
         work = embedding(self, how, tokens) if output_value is not None else every_output(self, how)
-        found = compute_all(self, given, work, show_progress_bar)
+        found = compute_all(model, given, work, show_progress_bar)
         if output_value is None:
             return on_device(found[0] if single else found, self.device)
         found = found if tokens else quantized(found, precision, ranges)
