@@ -97,7 +97,7 @@ def test_fields_that_would_change_the_answer_are_not_ignored(tmp_path: Path, tin
             refused(server, "/v1/embeddings", {"input": long, "truncate": how}, "must have less than 129 tokens")
         refused(server, "/v1/embeddings", {"input": "a", "truncate": "up"}, "`truncate` must be")
         texts: dict[str, Any] = {"query": "a", "documents": ["b"]}
-        for name, other in (("rank_fields", ["title"]), ("top_k", 3), ("max_chunks_per_doc", 2), ("instruction", "x")):
+        for name, other in (("rank_fields", ["title"]), ("max_chunks_per_doc", 2), ("instruction", "x")):
             refused(server, "/v1/rerank", {**texts, name: other}, f"`{name}` is not supported")
         assert server.call("POST", "/v1/rerank", {**texts, "rank_fields": ["text"], "top_k": None}).status == 200
         refused(server, "/classify", {"input": "a", "labels": ["b"]}, "`labels` is not supported")

@@ -351,3 +351,24 @@ def test_prompts_with_a_place(prompt: str, want: str | None) -> None:
                 instructed_prompt(about, Instruction("instruct", "NEW"), chosen)
         else:
             assert instructed_prompt(about, Instruction("instruct", "NEW"), chosen) == want
+
+
+def test_voyage_s_ranking(tmp_path: Path, tiny_bert: Callable[..., Path]) -> None:
+    """top_k or truncation ask for it."""
+    folder = headed(tmp_path, tiny_bert)
+    want = ftbert.load(folder).rerank("a", TEXTS)
+    with in_thread(("m", folder)) as server:
+        body = {"query": "a", "documents": TEXTS}
+        answer = server.post("/v1/rerank", {**body, "top_k": None, "truncation": True})
+        assert answer["object"] == "list" and answer["usage"]["total_tokens"] > 0 and "results" not in answer
+        assert [one["index"] for one in answer["data"]] == [one["corpus_id"] for one in want]
+        close([one["relevance_score"] for one in answer["data"]], [one["score"] for one in want])
+        assert all(set(one) == {"index", "relevance_score"} for one in answer["data"])
+        few = server.post("/v1/rerank", {**body, "top_k": 2, "return_documents": True})["data"]
+        assert [one["document"] for one in few] == [TEXTS[one["corpus_id"]] for one in want[:2]]
+        assert "results" in server.post("/v1/rerank", {**body, "top_n": 2, "top_k": None})
+        refused(server, "/v1/rerank", {**body, "top_k": 0}, "top_k")
+        refused(server, "/v1/rerank", {**body, "top_k": 2, "top_n": 3}, "top_k")
+        told = server.call("POST", "/v1/rerank", {"query": "a", "documents": [LONG], "truncation": False})
+        assert told.status == 422 and b"less than 129 tokens" in told.body
+        assert server.call("POST", "/v1/rerank", {"query": "a", "documents": [LONG], "truncation": True}).status == 200

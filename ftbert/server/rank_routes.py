@@ -23,6 +23,7 @@ from ftbert.server.job import Kind
 from ftbert.server.json_bodies import decode, fields_of, json_list, to_json
 from ftbert.server.messages import Request, Response
 from ftbert.server.pipeline_routes import token_classify
+from ftbert.server.purposes import cut_as
 from ftbert.server.schemas import Classify, JinaRerank, PairLimits, Predict, Score, TeiRerank
 from ftbert.server.served_model import Computed, ServedModel
 from ftbert.server.settings import Settings
@@ -92,8 +93,11 @@ async def _rerank_texts(asked: Asked[TeiRerank]) -> Made:
 
 def _ranked_documents(body: JinaRerank, settings: Settings) -> Sequences:
     check_count(body.documents, settings, "documents")
-    if body.top_n is not None and body.top_n < 1:
-        raise validation(f"`top_n` must be at least 1; got {str(body.top_n)[:20]}", param="top_n")
+    for name, most in (("top_n", body.top_n), ("top_k", body.top_k)):
+        if most is not None and most < 1:
+            raise validation(f"`{name}` must be at least 1; got {str(most)[:20]}", param=name)
+    if None not in (body.top_n, body.top_k) and body.top_n != body.top_k:
+        raise validation("`top_n` and `top_k` differ; give one of them", param="top_k")
     return [(body.query, one if isinstance(one, str) else one.text) for one in body.documents]
 
 
@@ -101,17 +105,22 @@ def _ranked_documents(body: JinaRerank, settings: Settings) -> Sequences:
 async def rerank_documents(asked: Asked[JinaRerank]) -> Made:
     body, model = asked.body, asked.model
     late = model.about.task == "multi_vector"
-    done = await (_similarities(asked, limited_reading(body, model)) if late else _limited_logits(asked))
+    how = cut_as(limited_reading(body, model, pairs=not late), body.truncation, "truncation")
+    done = await (_similarities(asked, how) if late else _limited_logits(asked, how))
     scores = _activated(model, done, False if late else body.use_activation)[:, 0]
+    voyage = body.top_k is not None or body.truncation is not None
     results: list[dict[str, Any]] = []
-    for index in _best_first(done.rows[:, 0])[: body.top_n]:
+    for index in _best_first(done.rows[:, 0])[: body.top_n or body.top_k]:
         results.append({"index": index, "relevance_score": float(scores[index])})
-        if body.return_documents is not False:  # Cohere's second API always has them in vLLM; clients may rely on it
+        if voyage:
+            if body.return_documents:
+                results[-1]["document"] = asked.texts[index][1]
+        elif body.return_documents is not False:  # in vLLM Cohere's second API always has them; clients may rely on it
             results[-1]["document"] = {"text": asked.texts[index][1]}
-    return done, to_json({
-        "id": f"rerank-{uuid.uuid4().hex}", "model": model.name, "results": results, "usage": done.usage,
-        "meta": {"billed_units": {"search_units": 1}},
-    })  # fmt: skip
+    head = {"id": f"rerank-{uuid.uuid4().hex}", "model": model.name, "usage": done.usage}
+    if voyage:
+        return done, to_json({"object": "list", "data": results, **head})
+    return done, to_json({**head, "results": results, "meta": {"billed_units": {"search_units": 1}}})
 
 
 async def rerank(app: App, request: Request) -> Response:
@@ -159,7 +168,7 @@ def _paired(body: Score, settings: Settings) -> Sequences:
 
 @computes(Score, "predict", "reranker", texts=_paired)
 async def score(asked: Asked[Score]) -> Made:
-    done = await _limited_logits(asked)
+    done = await _limited_logits(asked, limited_reading(asked.body, asked.model, pairs=True))
     scores = _activated(asked.model, done, asked.body.use_activation)[:, 0]
     return done, to_json({
         "id": f"score-{uuid.uuid4().hex}", "object": "list", "model": asked.model.name,
@@ -211,13 +220,13 @@ def _similarities(asked: Asked[Any], how: Reading) -> Coroutine[Any, Any, Comput
     return similarities(asked, body.query, [text for _, text in asked.texts], how)
 
 
-def _limited_logits(asked: Asked[JinaRerank] | Asked[Score]) -> Coroutine[Any, Any, Computed]:
+def _limited_logits(asked: Asked[JinaRerank] | Asked[Score], how: Reading) -> Coroutine[Any, Any, Computed]:
     body = asked.body
     limits = (
         own_limit("max_tokens_per_query", body.max_tokens_per_query),
         own_limit("max_tokens_per_doc", body.max_tokens_per_doc),
     )
-    return _logits(asked, limited_reading(body, asked.model, pairs=True), limits)
+    return _logits(asked, how, limits)
 
 
 def _activated(model: ServedModel, done: Computed, wanted: bool | None) -> NDArray[np.float32]:

@@ -161,9 +161,13 @@ class PairLimits(TokenLimits, kw_only=True):
 
 
 class JinaRerank(PairLimits, kw_only=True):
+    """top_k, truncation: Voyage's, which is answered in its form."""
+
     query: str
     documents: list[str | Document]
     top_n: int | None = None
+    top_k: int | None = None
+    truncation: bool | None = None
     return_documents: bool | None = None
 
 
@@ -237,7 +241,7 @@ ONLY: dict[Any, dict[str, tuple[Any, ...]]] = {
     Classify: {"add_special_tokens": (True,), "activation": (True,), "softmax": (True,), "labels": (), **_NOT_HERE},
     Score: _NO_PROMPT,
     JinaRerank: {
-        "rank_fields": (["text"],), "max_chunks_per_doc": (), "top_k": (), "truncation": (True,),
+        "rank_fields": (["text"],), "max_chunks_per_doc": (),
         "return_embeddings": (False,), "raw_scores": (False,), **_NO_PROMPT,
     },
 }  # fmt: skip
@@ -284,7 +288,11 @@ Filled = _answer(
 )  # fmt: skip
 Rank = _answer("Rank", index=int, score=float, text=_MAYBE_TEXT)
 RankedDocument = _answer("RankedDocument", index=int, relevance_score=float, document=(dict[str, str] | None, None))
-Ranking = _answer("Ranking", id=str, model=str, results=_many(RankedDocument), usage=Usage, meta=dict[str, Any])
+Ranking = _answer(
+    "Ranking", "data: Voyage's results, instead of results.",
+    id=str, model=str, usage=Usage, results=(_many(RankedDocument), []), meta=(dict[str, Any], {}),
+    object=(str, "list"), data=(list[dict[str, Any]], []),
+)  # fmt: skip
 ClassScores = _answer("ClassScores", index=int, label=str, probs=list[float], num_classes=int)
 Classification = _answer("Classification", id=str, object=str, model=str, data=_many(ClassScores), usage=Usage)
 PairScore = _answer("PairScore", index=int, object=str, score=float)

@@ -1,0 +1,13 @@
+"""cohere's first API against `ftbert serve embed=MODEL`; prints each text with its vector."""
+
+import json
+import os
+import sys
+
+from cohere import Client
+
+url = sys.argv[1] if len(sys.argv) > 1 else "http://localhost:8080"
+texts = ["A cat sits outside.", "A man plays the guitar.", "The new movie is great."]
+client = Client(os.environ.get("API_KEY", "none"), base_url=url)
+answer = client.embed(model="embed", input_type="search_document", texts=texts)
+print(json.dumps(dict(zip(texts, answer.embeddings, strict=True))))
