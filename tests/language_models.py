@@ -76,10 +76,10 @@ def assert_same_decoders(ours: Any, of: Any, family: str, place: Place) -> None:
     same([1, 0], [ids[2], ids[0][12:20]])
 
 
-def random_llama(where: Path) -> Path:
+def random_llama(where: Path, kind: str = "bytes", **config: Any) -> Path:
     """A random Llama that ends texts by a token of generation_config.json, which its config does not name."""
-    words = tokenizer("bytes")
-    reference = make_model("llama", "causal_lm", 0, vocab_size=len(words), eos_token_id=None, use_cache=True)
+    words = tokenizer(kind)
+    reference = make_model("llama", "causal_lm", 0, vocab_size=len(words), eos_token_id=None, use_cache=True, **config)
     reference.generation_config.eos_token_id = [2, 7]
     reference.save_pretrained(where)
     words.chat_template = TEMPLATE

@@ -13,6 +13,7 @@ from ftbert.decoding.text_stream import TextStream
 
 if TYPE_CHECKING:
     from ftbert.decoding.decoder import cache_bytes
+    from ftbert.decoding.folder_facts import FolderFacts, facts_of_folder
     from ftbert.decoding.generation import Generation
     from ftbert.decoding.language_model import LanguageModel
     from ftbert.decoding.options import Options
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from ftbert.decoding.texts import TextPieces, generation_of, requested, text_stream
 
 _LATE = {
+    "FolderFacts": "folder_facts", "facts_of_folder": "folder_facts",
     "cache_bytes": "decoder", "Generation": "generation", "LanguageModel": "language_model", "Options": "options",
     "encoded": "prompts", "tokenizer_for": "prompts", "MOST_LOGPROBS": "requests", "Request": "requests",
     "Token": "requests", "Rules": "rules", "Sampling": "sampling", "TextPieces": "texts", "generation_of": "texts",
@@ -32,6 +34,7 @@ _LATE = {
 __all__ = [
     "MOST_LOGPROBS",
     "ChatTemplate",
+    "FolderFacts",
     "Generation",
     "LanguageModel",
     "Options",
@@ -43,6 +46,7 @@ __all__ = [
     "Token",
     "cache_bytes",
     "encoded",
+    "facts_of_folder",
     "generation_of",
     "requested",
     "text_stream",

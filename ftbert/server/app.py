@@ -126,6 +126,11 @@ class App:
         raise ApiError("Validation", f"the model {name[:200]!r} does not exist; this server has: {known}", status=404,
                        param="model", code="model_not_found")  # fmt: skip
 
+    def end_streams(self, words: str) -> None:
+        """Of all texts that are written: they end with this error."""
+        for link in (link for model in self.models for link in model.links):
+            link.end_streams(words)
+
     def row(self, request: Request) -> Row:
         """Where it is counted: by its model, "" before that is known."""
         return self._rows[request.model]
@@ -168,7 +173,10 @@ class App:
     async def handle(self, request: Request) -> Response:
         """Never raises but for a cancelled task."""
         response = await self._handled(request)
-        self.log.answered(request, response)
+        if response.stream is None:
+            self.log.answered(request, response)
+        else:
+            request.on_end(lambda: self.log.answered(request, response))
         return response
 
     async def _handled(self, request: Request) -> Response:
@@ -195,8 +203,12 @@ class App:
         if self.settings.cors_allow_origin:
             response.headers += cors_headers(self.settings, request)
         if route.counted:
-            self.row(request).observe("te_request_duration", time.monotonic() - request.began)
+            took = self._observe_duration(request)
+            request.on_end(took) if response.stream is not None else took()
         return response
+
+    def _observe_duration(self, request: Request) -> Callable[[], None]:
+        return lambda: self.row(request).observe("te_request_duration", time.monotonic() - request.began)
 
     async def _settle(self) -> None:
         """Waits a moment for the models: this worker may be the last to hear that an engine is there, and a client saw

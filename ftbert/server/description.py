@@ -104,6 +104,21 @@ class ScoreFacts(msgspec.Struct, frozen=True):
     instructed: PairTemplate | None = None
 
 
+class GenerationFacts(msgspec.Struct, frozen=True):
+    """Of a model that writes texts. slots: at the same time; positions: tokens of one, prompt included; bounded: the
+    folder says how long a text is where a request does not. template: of chats, None: the folder has none; names: what
+    it may use. special: ids that no text shows, and how they are spelled. stop: the folder's own strings that end a
+    text."""
+
+    slots: int
+    positions: int
+    bounded: bool
+    template: str | None
+    names: dict[str, str]
+    special: dict[int, str]
+    stop: list[str]
+
+
 class Task(NamedTuple):
     """What a model is for. words: of the error where it is not. kind: of the batches that its engine times at first.
     vectors: of TextOptions. pooling: as /info says it, "" where settings do."""
@@ -137,3 +152,4 @@ class Description(msgspec.Struct, frozen=True):
     batch_tokens: int = 0
     rate: float = 0.0
     table: TableFacts | None = None
+    generation: GenerationFacts | None = None

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from ftbert.server.batcher import Batch, Batcher, Limits
-from ftbert.server.job import Failure, Job, Owner, Part
+from ftbert.server.job import Failure, Job, Kind, Owner, Part
 from ftbert.server.logs import LOG
 from ftbert.server.metrics import Row
+from ftbert.server.writer import Writer
 
 # Batches between launch and result: one computes while the next is prepared.
 _IN_FLIGHT = 2
@@ -25,16 +26,20 @@ _Launched = tuple[Batch, Callable[[], Any], float]  # and what fetches its rows,
 
 
 class Engine:
-    """compute: launch(batch) -> fetch() -> rows, and free_memory(). Thread-safe."""
+    """compute: launch(batch) -> fetch() -> rows, and free_memory(). writer: of a model that generates. Thread-safe."""
 
-    def __init__(self, compute: Any, limits: Limits, rate: float, metrics: Row) -> None:
-        self._compute, self._metrics = compute, metrics
+    def __init__(
+        self, compute: Any, limits: Limits, rate: float, metrics: Row, writer: Writer | None = None
+    ) -> None:  # fmt: skip
+        self._compute, self._metrics, self._writer = compute, metrics, writer
+        if writer is not None:
+            writer.done = self._written
         self._batcher = Batcher(limits, rate)
         self._changed = threading.Condition()
         self._launched: queue.SimpleQueue[_Launched | None] = queue.SimpleQueue()
         self._in_flight = 0
         self._closed = False
-        self.broken = False  # the device failed: only a new process can use it again
+        self._broken = False
         self._busy_since = 0.0  # 0: nothing is computed
         self._finished = 0.0
         self._jobs: dict[tuple[int, int], Job] = {}  # by owner and id: what may be cancelled
@@ -51,7 +56,7 @@ class Engine:
         with self._changed:
             now = time.monotonic()
             for job in jobs:
-                failure = self._batcher.admit(job, now) if not self._closed else _stopped(job)
+                failure = _stopped(job) if self._closed else self._queue_of(job).admit(job, now)
                 if failure is not None:
                     refused.append((job, failure))
                 else:
@@ -65,22 +70,29 @@ class Engine:
         with self._changed:
             for one in ids:
                 if job := self._jobs.pop((id(owner), one), None):
-                    self._batcher.give_up(job)
+                    self._queue_of(job).give_up(job)
             self._gauges()
 
     def forget(self, owner: Owner) -> None:
         """Everything of an owner that is gone."""
         with self._changed:
             for key in [key for key in self._jobs if key[0] == id(owner)]:
-                self._batcher.give_up(self._jobs.pop(key))
+                job = self._jobs.pop(key)
+                self._queue_of(job).give_up(job)
             self._gauges()
 
     @property
+    def broken(self) -> bool:
+        """The device failed: only a new process can use it again."""
+        return self._broken or (self._writer is not None and self._writer.broken)
+
+    @property
     def ready(self) -> bool:
-        """Whether both threads live and no batch hangs."""
-        since = self._busy_since
-        stuck = since > 0 and time.monotonic() - since > _STUCK_SECONDS
-        return not (self._closed or self.broken or stuck) and all(thread.is_alive() for thread in self._threads)
+        """Whether its threads live and nothing that is computed hangs."""
+        begun = [self._busy_since, *([self._writer.busy_since] if self._writer else [])]
+        stuck = any(since > 0 and time.monotonic() - since > _STUCK_SECONDS for since in begun)
+        alive = all(thread.is_alive() for thread in self._threads) and (self._writer is None or self._writer.alive)
+        return alive and not (self._closed or self.broken or stuck)
 
     @property
     def saturated(self) -> bool:
@@ -89,7 +101,7 @@ class Engine:
 
     @property
     def queued_tokens(self) -> int:
-        return self._batcher.queued_tokens
+        return self._batcher.queued_tokens + (0 if self._writer is None else self._writer.queued_tokens)
 
     def close(self) -> None:
         """Stops after the batches in flight; what waits is answered 503."""
@@ -103,6 +115,18 @@ class Engine:
                 job.owner.deliver([_stopped(job)])
         for thread in self._threads:
             thread.join()
+        if self._writer is not None:
+            self._writer.close()
+
+    def _queue_of(self, job: Job) -> Batcher | Writer:
+        if job.kind != Kind.WRITTEN:
+            return self._batcher
+        assert self._writer is not None  # workers know who generates
+        return self._writer
+
+    def _written(self, job: Job) -> None:
+        with self._changed:
+            self._jobs.pop((id(job.owner), job.id), None)
 
     def _launch_loop(self) -> None:
         while True:
@@ -192,7 +216,7 @@ class Engine:
         else:
             # The message may quote an input: only its kind is logged.
             LOG.error("a batch of %d texts failed: %s", batch.texts, type(error).__name__)
-        self.broken = self.broken or (not memory and "CUDA" in str(error))
+        self._broken = self._broken or (not memory and "CUDA" in str(error))
         if not again and len(batch.spans) > 1 and not self.broken:
             self._one_by_one(batch)
         elif not again:

@@ -20,7 +20,7 @@ from ftbert.server import frames
 from ftbert.server.description import Description
 from ftbert.server.engine import Engine
 from ftbert.server.frames import Frame
-from ftbert.server.job import Failure, Job, Part
+from ftbert.server.job import Job, Result
 from ftbert.server.links import TICK
 from ftbert.server.loading import load_engine
 from ftbert.server.logs import LOG
@@ -93,7 +93,7 @@ class _Server:
                         selector.unregister(key.fileobj)
                         jobs = [job for job in jobs if job.owner is not key.data]
                         self._drop(key.data)
-                refused: dict[Any, list[Part | Failure]] = {}
+                refused: dict[Any, list[Result]] = {}
                 for job, failure in self.engine.submit(jobs):
                     refused.setdefault(job.owner, []).append(failure)
                 for owner, failures in refused.items():
@@ -164,7 +164,7 @@ class Connection:
                 self._engine.cancel(self, ids)
         return bool(data)
 
-    def deliver(self, results: list[Part | Failure]) -> None:
+    def deliver(self, results: list[Result]) -> None:
         self.send(frames.results(results))
 
     def send(self, frame: bytes) -> None:

@@ -72,5 +72,5 @@ def too_large(limit: int) -> ApiError:
 
 def of_failure(status: int, words: str, retry_after: float) -> ApiError:
     """What an engine's Failure is for a client."""
-    kind = {413: "Validation", 429: "Overloaded", 503: "Unhealthy"}.get(status, "Backend")
+    kind = {413: "Validation", 422: "Validation", 429: "Overloaded", 503: "Unhealthy"}.get(status, "Backend")
     return ApiError(kind, words, status=status, retry_after=retry_after)

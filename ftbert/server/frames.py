@@ -1,6 +1,7 @@
 """Frames on the Unix socket between a worker and an engine: a length, a kind, a payload. Both ends are one machine.
 
-worker -> engine: SUBMIT, CANCEL. engine -> worker: HELLO once, STATUS now and then, PARTS and FAILURES of a batch.
+worker -> engine: SUBMIT, CANCEL. engine -> worker: HELLO once, STATUS now and then, PARTS and FAILURES of a batch,
+TOKENS of a step of the texts that are written.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ftbert.server.description import Description
-from ftbert.server.job import Failure, Job, Kind, Part
+from ftbert.server.job import Failure, Job, Kind, Part, Result, Writing, Written
 
 
 class Frame(IntEnum):
@@ -25,15 +26,19 @@ class Frame(IntEnum):
     STATUS = 4
     PARTS = 5
     FAILURES = 6
+    TOKENS = 7
 
 
 _HEAD = struct.Struct("<IB3x")  # bytes of the payload, Frame
-# id, Kind, flags, targets, texts, tokens, marked, the query's vectors and their width, deadline, sent
-_SUBMIT = struct.Struct("<QBBHIIIIIdd")
+# id, Kind, flags, targets, texts, tokens, marked, the query's vectors and their width, bytes of `writing`, deadline,
+# sent
+_SUBMIT = struct.Struct("<QBBHIIIIII4xdd")
 _STATUS = struct.Struct("<B7xQd")  # ready, queued tokens, tokens/s
 _PARTS = struct.Struct("<III")  # parts, width, rows
 _PART = struct.Struct("<QIIIff")  # id, start, stop, rows, queue, compute
 _KINDS, _FRAMES = tuple(Kind), {frame.value: frame for frame in Frame}  # a call of the class costs five times as much
+_pack, _writing = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Writing)
+_written = msgspec.msgpack.Decoder(list[Written])
 _SKIP, _TYPES, _MARKED, _TARGETS, _KEYS, _QUERY = 1, 2, 4, 8, 16, 32
 
 
@@ -43,15 +48,17 @@ def submit(job: Job) -> bytes:
     marked, targets = (0 if array is None else len(array) for array in (job.marked, job.targets))
     flags += _KEYS * (job.keys is not None) + _QUERY * (job.query is not None)
     shape = (0, 0) if job.query is None else job.query.shape
+    writing = b"" if job.writing is None else _pack.encode(job.writing)
     head = _SUBMIT.pack(
-        job.id, job.kind, flags, targets, job.texts, job.tokens, marked, *shape, job.deadline, job.sent
+        job.id, job.kind, flags, targets, job.texts, job.tokens, marked, *shape, len(writing), job.deadline, job.sent
     )  # fmt: skip
     arrays = [job.offsets, job.skip, job.ids, job.marked, job.targets, job.keys, job.query, job.types]
-    return _frame(Frame.SUBMIT, head, *[np.ascontiguousarray(array) for array in arrays if array is not None])
+    return _frame(Frame.SUBMIT, head, *[np.ascontiguousarray(array) for array in arrays if array is not None], writing)
 
 
 def read_submit(payload: bytes) -> Job:
-    one, kind, flags, targets, texts, tokens, marked, vectors, width, deadline, sent = _SUBMIT.unpack_from(payload)
+    one, kind, flags, targets, texts, tokens, marked, vectors, width, *rest = _SUBMIT.unpack_from(payload)
+    size, deadline, sent = rest
     take = _Taker(payload, _SUBMIT.size)
     offsets = take(np.int64, texts + 1)
     skip = take(np.int32, texts) if flags & _SKIP else None
@@ -61,7 +68,8 @@ def read_submit(payload: bytes) -> Job:
     keys = take(np.int32, texts) if flags & _KEYS else None
     query = take(np.float32, vectors * width).reshape(vectors, width) if flags & _QUERY else None
     types = take(np.uint8, tokens) if flags & _TYPES else None
-    return Job(one, _KINDS[kind], ids, offsets, deadline, skip, types, places, wanted, keys, query, sent=sent)
+    writing = _writing.decode(payload[len(payload) - size :]) if size else None
+    return Job(one, _KINDS[kind], ids, offsets, deadline, skip, types, places, wanted, keys, query, writing, sent=sent)
 
 
 def cancel(ids: list[int]) -> bytes:
@@ -89,9 +97,10 @@ def read_status(payload: bytes) -> tuple[bool, int, float]:
     return bool(ready), queued, rate
 
 
-def results(found: list[Part | Failure]) -> bytes:
-    """One or two frames."""
+def results(found: list[Result]) -> bytes:
+    """A frame of each kind of result."""
     parts = [one for one in found if isinstance(one, Part)]
+    written = [one for one in found if isinstance(one, Written)]
     failures = [one for one in found if isinstance(one, Failure)]
     frames = b""
     if failures:
@@ -102,14 +111,16 @@ def results(found: list[Part | Failure]) -> bytes:
         width, rows = parts[0].rows.shape[1], sum(len(one.rows) for one in parts)
         matrices = [np.ascontiguousarray(one.rows) for one in parts]
         frames += _frame(Frame.PARTS, _PARTS.pack(len(parts), width, rows), *table, *matrices)
+    if written:
+        frames += _frame(Frame.TOKENS, _pack.encode(written))
     return frames
 
 
-def read_parts(payload: bytes) -> list[Part | Failure]:
+def read_parts(payload: bytes) -> list[Result]:
     count, width, rows = _PARTS.unpack_from(payload)
     table = memoryview(payload)[_PARTS.size :][: count * _PART.size]
     matrix = _Taker(payload, _PARTS.size + len(table))(np.float32, rows * width).reshape(rows, width)
-    found: list[Part | Failure] = []
+    found: list[Result] = []
     at = 0
     for one, start, stop, size, queue, compute in _PART.iter_unpack(table):
         found.append(Part(one, start, stop, matrix[at : at + size], queue, compute))
@@ -117,9 +128,13 @@ def read_parts(payload: bytes) -> list[Part | Failure]:
     return found
 
 
-def read_failures(payload: bytes) -> list[Part | Failure]:
+def read_failures(payload: bytes) -> list[Result]:
     listed = msgspec.json.decode(payload, type=list[tuple[int, int, str, float, float]])
     return [Failure(*one) for one in listed]
+
+
+def read_tokens(payload: bytes) -> list[Result]:
+    return list(_written.decode(payload))
 
 
 class Reader:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-import select
 import time
 from collections import deque
 from typing import Any
 
 from ftbert.server.errors import ApiError, too_large
+from ftbert.server.http_stream import OutgoingStream, is_reset
 from ftbert.server.messages import Request, RequestReader, Response
 from ftbert.server.settings import Settings
 
@@ -76,8 +76,7 @@ class Connections:
 
 class HttpProtocol(asyncio.Protocol):
     def __init__(self, shared: Connections) -> None:
-        self._shared = shared
-        self._settings = shared.settings
+        self._shared, self._settings = shared, shared.settings
         self._loop = asyncio.get_running_loop()
         self._transport: Any = None
         self._reader = RequestReader(self)
@@ -96,6 +95,7 @@ class HttpProtocol(asyncio.Protocol):
         self._write_paused = False
         self._unsent: deque[list[bytes]] = deque()  # pieces of the answer to the running request
         self._last = False  # that answer is the last of this connection
+        self._stream: OutgoingStream | None = None  # that answer, where it is sent while it is made
 
     @property
     def busy(self) -> bool:
@@ -136,6 +136,8 @@ class HttpProtocol(asyncio.Protocol):
         self._waiting.clear()
         self._unsent.clear()
         self._unread = b""
+        if self._stream is not None:
+            self._stream.resume()
 
     def eof_received(self) -> bool:
         """The client sends no more; what it has asked for is answered."""
@@ -152,7 +154,7 @@ class HttpProtocol(asyncio.Protocol):
     def _probe(self) -> None:
         """Who closes its side waits for the answer, or has gone. One that has gone resets the connection when anything
         is sent to it, and 100 Continue may be sent before any answer."""
-        if self._running is None or self._closing or self._unsent or not self._running.interim:
+        if self._running is None or self._closing or self._unsent or self._stream or not self._running.interim:
             return
         self._transport.write(_CONTINUE)
         self._loop.call_later(_RESET_SECONDS, self._watch, _RESET_SECONDS)
@@ -160,24 +162,23 @@ class HttpProtocol(asyncio.Protocol):
     def _watch(self, pause: float) -> None:
         if self._closing:
             return
-        if self._is_reset():
+        if is_reset(self._transport):
             self._transport.abort()
         else:
             self._loop.call_later(pause, self._watch, min(2 * pause, 1.0))
 
-    def _is_reset(self) -> bool:
-        poll = select.poll()
-        poll.register(self._transport.get_extra_info("socket").fileno(), 0)
-        return bool(poll.poll(0))
-
     def pause_writing(self) -> None:
         self._write_paused = True
+        if self._stream is not None:
+            self._stream.pause()
         self._write_timer = self._loop.call_later(self._settings.body_timeout, self._transport.abort)
 
     def resume_writing(self) -> None:
         self._write_paused = False
         if self._write_timer is not None:
             self._write_timer.cancel()
+        if self._stream is not None:
+            self._stream.resume()
         self._go_on()
 
     def data_received(self, data: bytes) -> None:
@@ -293,8 +294,7 @@ class HttpProtocol(asyncio.Protocol):
         request = self._reader.stop() or Request(time.monotonic())
         self._release(request)
         request.error, request.keep_alive = error, False
-        self._deadline = math.inf
-        self._refused = True
+        self._deadline, self._refused = math.inf, True
         self._waiting.append(request)
         self._go_on()
 
@@ -332,20 +332,42 @@ class HttpProtocol(asyncio.Protocol):
     async def _work(self, request: Request) -> None:
         try:
             response = await self._shared.app.handle(request)
+            if response.stream is not None:
+                await self._send_stream(request, response)
         finally:
             self._shared.running -= 1
             self._release(request)
-        self._respond(request, response)
+        if response.stream is None:
+            self._respond(request, response)
         self._go_on()
+
+    async def _send_stream(self, request: Request, response: Response) -> None:
+        self._release(request)
+        self._stream = OutgoingStream(self._transport, request, response, chunked=request.interim)
+        self._last = self._is_last(request) or not request.interim
+        try:
+            await self._stream.send(self._last)
+        finally:
+            self._stream = self._running = None
+            request.end()
+        if self._last and not self._closing:
+            self._finish()
+
+    def _gone(self, request: Request) -> bool:
+        return request.disconnected or self._transport.is_closing()
+
+    def _is_last(self, request: Request) -> bool:
+        """No answer follows this one on the connection, and it says so."""
+        ending = self._shared.draining or self._half_closed
+        return not request.keep_alive or (ending and not self._waiting and not self._unread)
 
     def _respond(self, request: Request, response: Response) -> None:
         self._release(request)
-        if request.disconnected or self._transport.is_closing():
+        if self._gone(request):
             request.end()
             self._running = None
             return
-        ending = self._shared.draining or self._half_closed
-        self._last = not request.keep_alive or (ending and not self._waiting and not self._unread)
+        self._last = self._is_last(request)
         self._unsent = response.pieces(self._last, request.method != "HEAD")
 
     def _rest(self) -> None:

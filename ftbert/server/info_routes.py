@@ -69,8 +69,10 @@ async def info(app: App, request: Request) -> Response:
         "tokenization_workers": settings.tokenization_workers, "version": __version__, "sha": None,
         "docker_label": None, "batch_tokens": about.batch_tokens, "tokens_per_second": round(about.rate),
         "models": [one.name for one in app.models], "engines": sum(len(one.links) for one in app.models),
-        "prompts": about.text.prompts, "mask_token": about.text.mask_token,
+        "prompts": about.text.prompts, "mask_token": about.text.mask_token, "capabilities": capabilities(model),
     }  # fmt: skip
+    if (facts := about.generation) is not None:
+        values |= {"generation_slots": facts.slots, "max_model_len": facts.positions}
     return Response(to_json(values))
 
 
@@ -85,7 +87,20 @@ async def one_model(app: App, request: Request) -> Response:
 
 
 def _card(model: ServedModel) -> dict[str, Any]:
-    return {"id": model.name, "object": "model", "created": _STARTED, "owned_by": "ftbert", "root": model.source}
+    card = {"id": model.name, "object": "model", "created": _STARTED, "owned_by": "ftbert", "root": model.source}
+    if model.task is None:  # it still loads
+        return card
+    facts = model.about.generation
+    length = model.about.text.max_length if facts is None else facts.positions
+    return {**card, "max_model_len": length, "capabilities": capabilities(model)}
+
+
+def capabilities(model: ServedModel) -> list[str]:
+    """What it is for, then what it can do beside."""
+    facts = model.about.generation
+    beside = ["fill_mask"] * model.does("fill_mask") + ["sparse"] * (model.does("sparse") and model.task != "sparse")
+    written = [] if facts is None else ["completion"] + ["chat"] * (facts.template is not None)
+    return [str(model.task), *beside, *written]
 
 
 async def page(app: App, request: Request) -> Response:

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from math import inf
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ftbert.server.memory import PER_ENTITY, PER_ENTRY, PER_NUMBER
+from ftbert.server.memory import PER_ENTITY, PER_ENTRY, PER_NUMBER, PER_TOKEN_WRITTEN
 
 BEST = 100  # what may stand in the place of a masked token; of a smaller vocabulary fewer
 ENTRIES = 4096  # of a sparse vector, the largest: trained models give some hundred
@@ -23,7 +24,7 @@ def _bytes_of_labels(about: Any) -> int:
 
 
 class Kind(IntEnum):
-    """What is computed of a text. One batch has one kind.
+    """What is computed of a text. One batch has one kind; WRITTEN is the writer's (writer.py), which knows no batches.
 
     rows_of: what has a row of the result, "texts", "tokens" or "masks". method: of `Compute`, which computes the rows.
     bytes_of: by the model's Description, what the answer for a row takes, as numbers and as JSON.
@@ -58,6 +59,50 @@ class Kind(IntEnum):
     CHUNKS = 8, "masks", "chunks", lambda about: PER_NUMBER * about.model.hidden
     # MaxSim of the job's query with each text, [1].
     SIMILARITIES = 9, "texts", "similarities", lambda about: PER_NUMBER
+    # Tokens that follow a prompt, as they come: `Written` instead of rows.
+    WRITTEN = 10, "tokens", "", lambda about: PER_TOKEN_WRITTEN
+
+
+class Writing(msgspec.Struct, frozen=True, array_like=True):
+    """How a text goes on after its prompt, by the names of Model.generate. None: as the model's folder says.
+
+    logprobs: of so many tokens beside each chosen one; None: of none.
+    """
+
+    max_new_tokens: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    min_new_tokens: int | None = None
+    logit_bias: dict[int, float] | None = None
+    ignore_eos: bool | None = None
+    logprobs: int | None = None
+
+
+class WrittenToken(NamedTuple):
+    """logprob: of the model's own logits, None where not asked for. top: the most likely ids and theirs."""
+
+    id: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Written(NamedTuple):
+    """How the text of a request goes on. end: "" where more follows, "eos" behind the token `last`, or "length".
+    cached: tokens of the prompt that were there already. queue: seconds until the prompt's turn came, and computing
+    was begun."""
+
+    id: int
+    tokens: list[WrittenToken]
+    end: str = ""
+    last: int = -1
+    cached: int = 0
+    queue: float = 0.0
 
 
 @dataclass(eq=False, slots=True)
@@ -68,8 +113,8 @@ class Job:
     tokens at the beginning of each text that are not pooled, or None. types: uint8 [tokens] or None for zeros.
     marked: int32, places in ids, of Kind.FILLED and CHUNKS. targets: int32, at most BEST ids which alone are asked
     for, or None. keys: int32 [texts], tokens of each text that are attended to, or None: all. query: float32
-    [vectors, width], of Kind.SIMILARITIES. deadline: by time.monotonic(), which all processes of a machine share.
-    owner: whom the answer goes to.
+    [vectors, width], of Kind.SIMILARITIES. writing: of Kind.WRITTEN, whose only text is the prompt. deadline: by
+    time.monotonic(), which all processes of a machine share. owner: whom the answer goes to.
     """
 
     id: int
@@ -83,6 +128,7 @@ class Job:
     targets: NDArray[np.int32] | None = None
     keys: NDArray[np.int32] | None = None
     query: NDArray[np.float32] | None = None
+    writing: Writing | None = None
     owner: Owner | None = None
     sent: float = inf  # to the engine, by time.monotonic()
     arrived: float = 0.0  # in its queue
@@ -133,10 +179,13 @@ class Failure:
     full: float = 0.0
 
 
+Result = Part | Failure | Written
+
+
 class Owner(Protocol):
     """Whoever submits jobs: a worker's connection, or the worker itself."""
 
-    def deliver(self, results: list[Part | Failure]) -> None:
+    def deliver(self, results: list[Result]) -> None:
         """From any thread; never blocks. One call for each batch."""
 
 

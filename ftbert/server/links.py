@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from ftbert.server import frames
 from ftbert.server.description import Description
 from ftbert.server.frames import Frame
-from ftbert.server.job import EngineFace, Failure, Job, Part
+from ftbert.server.job import EngineFace, Failure, Job, Part, Result, Written
 
 # An engine says that it lives every TICK seconds; without a word for STALE it counts as not ready.
 TICK, STALE = 0.1, 2.0
@@ -24,6 +25,7 @@ _LOOK = 0.02
 # Requests that are sent together at most: the engine wakes for each write, and may have done others' work by then.
 _TOGETHER = 16
 _ids = itertools.count(1)
+_NO_ROWS = np.empty((0, 0), np.float32)
 
 
 @dataclass
@@ -73,6 +75,40 @@ class _Pending:
         return self.left == 0
 
 
+class Stream(_Pending):
+    """The text that follows a prompt, as it comes. What waits here is bounded by the tokens that the job asks for.
+    changed: called when there is more to take, or it has failed."""
+
+    def __init__(self, job: Job, future: asyncio.Future[Answer], changed: Callable[[], None]) -> None:
+        super().__init__(job, future)
+        self._come: list[Written] = []
+        self._changed = changed
+        future.add_done_callback(self._settled)
+
+    def write(self, found: Written) -> bool:
+        """Whether it is complete."""
+        self.begin()
+        self._come.append(found)
+        self.left = int(not found.end)
+        self._changed()
+        return bool(found.end)
+
+    def begin(self) -> None:
+        """The deadline was of the first token."""
+        self.job.deadline = inf
+
+    def take(self) -> list[Written]:
+        """What has come since the last call. Failed, Disconnected once that is taken."""
+        found, self._come = self._come, []
+        if not found and self.future.done():
+            self.future.result()
+        return found
+
+    def _settled(self, future: asyncio.Future[Answer]) -> None:
+        future.exception()  # nobody need ask
+        self._changed()
+
+
 class Link:
     """What both kinds share. Only the event loop's thread calls it."""
 
@@ -104,7 +140,21 @@ class Link:
 
     def submit(self, job: Job) -> _Pending:
         """Failed, where there is no engine."""
-        pending = _Pending(job, self.loop.create_future())
+        return self._submit(_Pending(job, self.loop.create_future()))
+
+    def write(self, job: Job, changed: Callable[[], None]) -> Stream:
+        """Of Kind.WRITTEN. changed: see Stream. Failed, where there is no engine."""
+        stream = Stream(job, self.loop.create_future(), changed)
+        self._submit(stream)
+        return stream
+
+    def end_streams(self, words: str) -> None:
+        """They fail now, the engine is told."""
+        for pending in [one for one in self._pending.values() if isinstance(one, Stream)]:
+            self.cancel(pending, Failed(Failure(pending.job.id, 503, words, 1.0)))
+
+    def _submit(self, pending: _Pending) -> _Pending:
+        job = pending.job
         if not self.ready:
             raise Failed(Failure(job.id, 503, "no engine is ready", 1.0))
         self._pending[job.id] = pending
@@ -123,7 +173,7 @@ class Link:
             pending.future.set_exception(why)
             self._send_cancel(pending.job)
 
-    def deliver_here(self, found: list[Part | Failure]) -> None:
+    def deliver_here(self, found: list[Result]) -> None:
         for one in found:
             if isinstance(one, Failure) and one.full:
                 self._full_until, self.retry_after = time.monotonic() + one.full, one.retry_after
@@ -134,6 +184,11 @@ class Link:
                 self._finish(pending)
                 self._uncount(pending)
                 pending.future.set_exception(Failed(one))
+            elif isinstance(one, Written):
+                assert isinstance(pending, Stream)
+                if pending.write(one):
+                    self._finish(pending)
+                    pending.future.set_result(Answer(_NO_ROWS, one.queue, 0.0))
             elif pending.add(one):
                 self._finish(pending)
                 pending.future.set_result(Answer(pending.rows, pending.queue, pending.compute))  # type: ignore[arg-type]
@@ -153,8 +208,7 @@ class Link:
         for pending in [one for one in self._pending.values() if one.job.deadline <= now]:
             self._expire(pending)
         self._due, self._timer = inf, None
-        if self._pending:
-            first = min(one.job.deadline for one in self._pending.values())
+        if (first := min((one.job.deadline for one in self._pending.values()), default=inf)) < inf:
             self._look_at(max(first, now + _LOOK), now)
 
     def _expire(self, pending: _Pending) -> None:
@@ -197,7 +251,7 @@ class LocalLink(Link):
     def load(self) -> int:
         return 0 if self.engine is None else self.engine.queued_tokens
 
-    def deliver(self, results: list[Part | Failure]) -> None:
+    def deliver(self, results: list[Result]) -> None:
         """From the engine's threads."""
         self.loop.call_soon_threadsafe(self.deliver_here, results)
 
@@ -256,6 +310,8 @@ class SocketLink(Link, asyncio.Protocol):
                 self.deliver_here(frames.read_parts(payload))
             elif kind == Frame.FAILURES:
                 self.deliver_here(frames.read_failures(payload))
+            elif kind == Frame.TOKENS:
+                self.deliver_here(frames.read_tokens(payload))
             elif kind == Frame.STATUS:
                 self._says_ready, self._queued, _ = frames.read_status(payload)
                 self._sent, self._statuses = 0, self._statuses + 1

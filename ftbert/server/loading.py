@@ -70,6 +70,7 @@ def load_engine(
         from ftbert.model import load
         from ftbert.server.compute import Compute
         from ftbert.server.describe import describe
+        from ftbert.server.generating import writing_of
         from ftbert.text import tokenizer_of
 
     if threads is not None:
@@ -94,11 +95,13 @@ def load_engine(
         budget, rate = timed(compute, TASKS[about.task].kind, about, settings)
     LOG.info("%s is ready on %s: %d tokens at once, %.0f tokens/s (loaded in %.1f s, timed in %.1f s)", name, device,
              budget, rate, loaded - began, time.monotonic() - waited)  # fmt: skip
-    about = msgspec.structs.replace(about, batch_tokens=budget, rate=rate)
+    written = writing_of(model, about, settings, row)
+    writer, facts = written or (None, None)
+    about = msgspec.structs.replace(about, batch_tokens=budget, rate=rate, generation=facts)
     limits = Limits(
         budget, settings.max_batch_requests or 1 << 30, settings.max_queue_seconds, settings.max_queue_tokens
     )
-    return Engine(compute, limits, rate, row), about
+    return Engine(compute, limits, rate, row, writer), about
 
 
 def timed(compute: Any, kind: Kind, about: Description, settings: Settings) -> tuple[int, float]:

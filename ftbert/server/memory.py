@@ -17,6 +17,8 @@ PER_NUMBER = 13 + 8
 PER_ENTRY = 2 * 8 + len('{"index":100000,"value":0.12345678},')
 # Of what is written from an object for each, as one of /token_classify and /fill_mask: the object and its JSON.
 PER_ENTITY = 600
+# Of a token of a generated text, as an object and as JSON; as much for each of its alternatives.
+PER_TOKEN_WRITTEN = 250
 # Of /tokenize. A byte of the longest text, in `tokenizers` (293 of English, 217 of Chinese); of every text, as the
 # JSON of a token.
 _PER_BYTE_TOKENISED, _PER_BYTE_ANSWERED = 350, 80

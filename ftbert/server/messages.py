@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Protocol
@@ -27,12 +27,15 @@ _STATUS_LINES[413] = "HTTP/1.1 413 Payload Too Large\r\n"
 
 @dataclass
 class Response:
-    """body: a long one as parts, which are never put together."""
+    """body: a long one as parts, which are never put together. stream: instead of it, pieces that are sent as they
+    come; sent: bytes of those so far."""
 
     body: bytes | list[bytes] = b""
     status: int = 200
     content_type: str = JSON
     headers: list[tuple[str, str]] = field(default_factory=list)
+    stream: AsyncGenerator[bytes, None] | None = None
+    sent: int = 0
 
     @property
     def parts(self) -> list[bytes]:
@@ -42,19 +45,15 @@ class Response:
     @property
     def size(self) -> int:
         """Bytes of the body."""
-        return sum(map(len, self.parts))
+        return sum(map(len, self.parts)) + self.sent
 
     def pieces(self, close: bool, with_body: bool) -> deque[list[bytes]]:
         """The bytes to send: the parts of each piece that is sent at once. with_body: False for HEAD."""
         parts, size = self.parts, self.size
-        head = [_STATUS_LINES[self.status]]
-        if size:
-            head.append(f"content-type: {self.content_type}\r\n")
+        framing = [f"content-type: {self.content_type}\r\n"] if size else []
         if self.status != 204:
-            head.append(f"content-length: {size}\r\n")
-        head += [f"{name}: {value}\r\n" for name, value in self.headers]
-        head.append("connection: close\r\n\r\n" if close else "\r\n")
-        pieces, size = deque([["".join(head).encode("latin-1")]]), 0
+            framing.append(f"content-length: {size}\r\n")
+        pieces, size = deque([[self._head(framing, close)]]), 0
         for part in parts if with_body else ():
             size += len(part)
             if size > _PIECE:
@@ -62,6 +61,15 @@ class Response:
                 size = len(part)
             pieces[-1].append(part)
         return pieces
+
+    def stream_head(self, close: bool, chunked: bool) -> bytes:
+        """What stands before a stream's pieces. chunked: False to HTTP/1.0, where the connection's end is theirs."""
+        framing = [f"content-type: {self.content_type}\r\n", "cache-control: no-cache\r\n"]
+        return self._head(framing + ["transfer-encoding: chunked\r\n"] * chunked, close)
+
+    def _head(self, framing: list[str], close: bool) -> bytes:
+        head = [_STATUS_LINES[self.status], *framing, *(f"{name}: {value}\r\n" for name, value in self.headers)]
+        return "".join([*head, "connection: close\r\n\r\n" if close else "\r\n"]).encode("latin-1")
 
 
 class Request:

@@ -37,16 +37,28 @@ COUNTERS: dict[str, tuple[str, ...]] = {
     "te_predict_success": ("",),
     "ft_tokens_total": ("",),
     "ft_engine_busy_seconds_total": ("",),
+    "ft_generated_tokens_total": ("",),
+    "ft_generation_busy_seconds_total": ("",),
+    "ft_prompt_tokens_total": ("",),
+    "ft_prompt_tokens_cached_total": ("",),
 }
-GAUGES = ("te_queue_size", "ft_queue_tokens", "ft_batch_budget_tokens")
+# Of what waits to be computed, and of texts that are written.
+QUEUE = ("te_queue_size", "ft_queue_tokens", "ft_batch_budget_tokens")
+SLOTS = ("ft_generation_slots", "ft_generation_slots_used", "ft_generation_waiting")
+GAUGES = (*QUEUE, *SLOTS)
 HISTOGRAMS: dict[str, tuple[float, ...]] = {
     **{f"te_{what}_{phase}": _SECONDS for what in ("request", "embed", "predict") for phase in _PHASES},
     "te_request_input_length": tuple(2.0**k for k in range(16)),
     "te_batch_next_size": tuple(2.0**k for k in range(13)),
     "te_batch_next_tokens": tuple(2.0**k for k in range(21)),
+    "ft_time_to_first_token_seconds": _SECONDS,
+    "ft_time_per_output_token_seconds": _SECONDS,
 }
 # What an engine counts; all else is about requests.
-OF_ENGINES = {"ft_tokens_total", "ft_engine_busy_seconds_total", *GAUGES, "te_batch_next_size", "te_batch_next_tokens"}
+OF_ENGINES = {
+    "ft_tokens_total", "ft_engine_busy_seconds_total", *GAUGES, "te_batch_next_size", "te_batch_next_tokens",
+    "ft_generated_tokens_total", "ft_generation_busy_seconds_total",
+}  # fmt: skip
 
 
 def _places() -> tuple[dict[str, int], int]:
@@ -93,8 +105,18 @@ class Row:
 
     def queue(self, texts: int, tokens: int, budget: int) -> None:
         """What waits for an engine now."""
-        for name, value in zip(GAUGES, (texts, tokens, budget), strict=True):
+        for name, value in zip(QUEUE, (texts, tokens, budget), strict=True):
             self.cells[PLACES[name]] = value
+
+    def slots(self, slots: int, used: int, waiting: int) -> None:
+        """What an engine writes now: texts that have a slot, and that wait for one."""
+        for name, value in zip(SLOTS, (slots, used, waiting), strict=True):
+            self.cells[PLACES[name]] = value
+
+    def written(self, tokens: int, seconds: float) -> None:
+        """An engine's step of the texts in its slots."""
+        self.count("ft_generated_tokens_total", tokens)
+        self.count("ft_generation_busy_seconds_total", seconds)
 
     def beat(self) -> None:
         """This process lives: the supervisor looks at it."""
@@ -107,6 +129,7 @@ class Row:
     def reset_gauges(self) -> None:
         """In a process that takes the row of one that died: counters go on, its queue is gone."""
         self.queue(0, 0, 0)
+        self.slots(0, 0, 0)
 
 
 def open_rows(path: Path | None, rows: int) -> NDArray[np.float64]:

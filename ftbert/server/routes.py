@@ -10,8 +10,12 @@ from ftbert.server import (
     azure_routes,
     cohere_routes,
     embed_routes,
+    generation_schemas,
     info_routes,
+    llama_cpp_routes,
+    ollama_generation,
     ollama_routes,
+    openai_generation,
     pipeline_routes,
     rank_routes,
     schemas,
@@ -22,11 +26,8 @@ from ftbert.server.errors import ApiError
 from ftbert.server.json_bodies import fields_of
 from ftbert.server.messages import Request, Response
 
-# Of OpenAI, TGI, llama.cpp and Ollama.
-_GENERATION = (
-    "/v1/completions", "/v1/chat/completions", "/v1/responses", "/completions", "/chat/completions", "/completion",
-    "/generate", "/generate_stream", "/api/generate", "/api/chat",
-)  # fmt: skip
+# Of OpenAI's newer interface and TGI.
+_NOT_HERE = ("/v1/responses", "/generate", "/generate_stream")
 
 
 def all_routes() -> Routes:
@@ -107,6 +108,27 @@ def all_routes() -> Routes:
             token_routes.detokenize, openai=True, counted=False, takes=schemas.Detokenize, gives=schemas.Detokenized,
             words="vLLM: ids to a text",
         ),
+        ("POST", "/v1/completions"): Route(
+            openai_generation.completions, openai=True, gives=generation_schemas.Completed,
+            words="OpenAI: the text that follows a prompt, whole or streamed",
+        ),
+        ("POST", "/v1/chat/completions"): Route(
+            openai_generation.chat_completions, openai=True, gives=generation_schemas.ChatCompleted,
+            words="OpenAI: the answer to messages, whole or streamed",
+        ),
+        ("POST", "/completion"): Route(llama_cpp_routes.completion, words="llama.cpp: the text that follows a prompt"),
+        ("GET", "/props"): Route(
+            llama_cpp_routes.props, counted=False, words="llama.cpp: slots and context of the model that generates"
+        ),
+        ("POST", "/api/generate"): Route(
+            ollama_generation.generate, words="Ollama: the answer to a prompt, streamed unless told otherwise"
+        ),
+        ("POST", "/api/chat"): Route(
+            ollama_generation.chat, words="Ollama: the answer to messages, streamed unless told otherwise"
+        ),
+        ("GET", "/api/tags"): Route(ollama_generation.tags, counted=False, words="Ollama: the models"),
+        ("POST", "/api/show"): Route(ollama_generation.show, counted=False),
+        ("GET", "/api/version"): Route(ollama_generation.version, counted=False),
         ("POST", "/"): Route(_by_model),
         ("POST", "/invocations"): Route(_by_model),
         ("GET", "/v1/models"): Route(
@@ -141,19 +163,18 @@ def all_routes() -> Routes:
         ("/embeddings", "/v1/embeddings"), ("/openai/v1/embeddings", "/v1/embeddings"),
         ("/v2/rerank", "/v1/rerank"), ("/v1/score", "/score"),
         ("/v1/token_classify", "/token_classify"), ("/v1/fill_mask", "/fill_mask"),
+        ("/chat/completions", "/v1/chat/completions"), ("/completions", "/v1/completions"),
     ):  # fmt: skip
         routes["POST", path] = replace(routes["POST", same], words="")
-    for path in _GENERATION:
+    for path in _NOT_HERE:
         routes["POST", path] = Route(_no_generation, openai=path.startswith("/v1/"), counted=False)
     return routes
 
 
 async def _no_generation(app: App, request: Request) -> Response:
-    """The paths at which others' servers generate text."""
-    raise ApiError(
-        "Unsupported", f"ftbert serve does not generate text yet, so {request.path} has no answer; "
-        "`ftbert generate` and Model.generate do"
-    )  # fmt: skip
+    """Other paths at which others' servers generate text."""
+    words = f"{request.path} has no answer; text is generated at /v1/chat/completions and /v1/completions"
+    raise ApiError("Unsupported", words)
 
 
 async def _by_model(app: App, request: Request) -> Response:

@@ -253,58 +253,62 @@ Matrix = list[list[float]]
 Matrices = list[Matrix]
 
 
-def _answer(name: str, words: str | None = None, /, **fields: Any) -> Any:
+def answer(name: str, words: str | None = None, /, **fields: Any) -> Any:
     """The struct `name`. fields: their types; a pair: a type, and the value of a field that is left out."""
     kinds = [(field, *kind) if isinstance(kind, tuple) else (field, kind) for field, kind in fields.items()]
     return msgspec.defstruct(name, kinds, namespace={"__doc__": words} if words else {}, module=__name__)
 
 
-def _many(kind: Any) -> Any:
+def many(kind: Any) -> Any:
     """list[kind], of a struct made here, which is no type to mypy."""
     return GenericAlias(list, (kind,))
 
 
 _MAYBE_TEXT = (str | None, None)
-Usage = _answer("Usage", prompt_tokens=int, total_tokens=int)
-SparseValue = _answer("SparseValue", "Of an entry of the vocabulary that has a weight.", index=int, value=float)
-Embedding = _answer(
+Usage = answer("Usage", prompt_tokens=int, total_tokens=int)
+SparseValue = answer("SparseValue", "Of an entry of the vocabulary that has a weight.", index=int, value=float)
+Embedding = answer(
     "Embedding", "embedding: a list of numbers, or base64 of their bytes, little-endian float32 where none is named.",
     object=str, index=int, embedding=list[float] | str,
 )  # fmt: skip
-Embeddings = _answer("Embeddings", id=str, object=str, data=_many(Embedding), model=str, usage=Usage)
-Pooled = _answer("Pooled", "data: a vector, of task token_embed one a token.", object=str, index=int, data=Any)
-PooledList = _answer("PooledList", object=str, data=_many(Pooled), model=str, usage=Usage)
-ModelCard = _answer("ModelCard", id=str, object=str, created=int, owned_by=str, root=str)
-ModelCards = _answer("ModelCards", object=str, data=_many(ModelCard))
-Prediction = _answer("Prediction", score=float, label=str)
-Entity = _answer(
+Embeddings = answer("Embeddings", id=str, object=str, data=many(Embedding), model=str, usage=Usage)
+Pooled = answer("Pooled", "data: a vector, of task token_embed one a token.", object=str, index=int, data=Any)
+PooledList = answer("PooledList", object=str, data=many(Pooled), model=str, usage=Usage)
+ModelCard = answer(
+    "ModelCard", "capabilities: what it is for, and completion and chat where it generates.",
+    id=str, object=str, created=int, owned_by=str, root=str,
+    max_model_len=(int | None, None), capabilities=(list[str] | None, None),
+)  # fmt: skip
+ModelCards = answer("ModelCards", object=str, data=many(ModelCard))
+Prediction = answer("Prediction", score=float, label=str)
+Entity = answer(
     "Entity",
     "start, end: in characters of the text. entity, index: of a token; entity_group: where tokens are aggregated.",
     score=float, word=str, start=int, end=int, entity=_MAYBE_TEXT, index=(int | None, None), entity_group=_MAYBE_TEXT,
 )  # fmt: skip
-Filled = _answer(
+Filled = answer(
     "Filled", "token: an id that may stand in the place of the mask. sequence: the text with it.",
     score=float, token=int, token_str=str, sequence=str,
 )  # fmt: skip
-Rank = _answer("Rank", index=int, score=float, text=_MAYBE_TEXT)
-RankedDocument = _answer("RankedDocument", index=int, relevance_score=float, document=(dict[str, str] | None, None))
-Ranking = _answer(
+Rank = answer("Rank", index=int, score=float, text=_MAYBE_TEXT)
+RankedDocument = answer("RankedDocument", index=int, relevance_score=float, document=(dict[str, str] | None, None))
+Ranking = answer(
     "Ranking", "data: Voyage's results, instead of results.",
-    id=str, model=str, usage=Usage, results=(_many(RankedDocument), []), meta=(dict[str, Any], {}),
+    id=str, model=str, usage=Usage, results=(many(RankedDocument), []), meta=(dict[str, Any], {}),
     object=(str, "list"), data=(list[dict[str, Any]], []),
 )  # fmt: skip
-ClassScores = _answer("ClassScores", index=int, label=str, probs=list[float], num_classes=int)
-Classification = _answer("Classification", id=str, object=str, model=str, data=_many(ClassScores), usage=Usage)
-PairScore = _answer("PairScore", index=int, object=str, score=float)
-PairScores = _answer("PairScores", id=str, object=str, model=str, data=_many(PairScore), usage=Usage)
-Token = _answer("Token", id=int, text=str, special=bool, start=int | None, stop=int | None)
-Detokenized = _answer("Detokenized", prompt=str)
-Version = _answer("Version", version=str)
-TeiError = _answer("TeiError", error=str, error_type=str)
-_Object = _answer("OpenAIErrorObject", message=str, type=str, param=str | None, code=str | None)
-OpenAIError = _answer("OpenAIError", error=_Object, message=str, code=int, type=str)
+ClassScores = answer("ClassScores", index=int, label=str, probs=list[float], num_classes=int)
+Classification = answer("Classification", id=str, object=str, model=str, data=many(ClassScores), usage=Usage)
+PairScore = answer("PairScore", index=int, object=str, score=float)
+PairScores = answer("PairScores", id=str, object=str, model=str, data=many(PairScore), usage=Usage)
+Token = answer("Token", id=int, text=str, special=bool, start=int | None, stop=int | None)
+Detokenized = answer("Detokenized", prompt=str)
+Version = answer("Version", version=str)
+TeiError = answer("TeiError", error=str, error_type=str)
+_Object = answer("OpenAIErrorObject", message=str, type=str, param=str | None, code=str | None)
+OpenAIError = answer("OpenAIError", error=_Object, message=str, code=int, type=str)
 
 Info = dict[str, Any]
-Predictions = _many(Prediction | _many(Prediction))  # of one input, or of each
-Entities = _many(Entity | _many(Entity))  # of one text, or of each
-Fillings = _many(Filled | _many(Filled | _many(Filled)))  # of one mask, of each of a text, or of each text
+Predictions = many(Prediction | many(Prediction))  # of one input, or of each
+Entities = many(Entity | many(Entity))  # of one text, or of each
+Fillings = many(Filled | many(Filled | many(Filled)))  # of one mask, of each of a text, or of each text

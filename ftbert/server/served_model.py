@@ -23,6 +23,7 @@ from ftbert.server.settings import Settings
 from ftbert.server.text_encoder import INLINE_CHARACTERS, Encoded, TextEncoder
 
 T = TypeVar("T")
+_WORDS = {"fill_mask": "a masked language", "generation": "a generating"}  # of what is no task of its own
 
 # Where the engines were full within this time, in seconds, no more requests than this wait for a worker's tokenizer:
 # others would wait for it, only to be refused then.
@@ -92,12 +93,14 @@ class ServedModel:
         return None
 
     def does(self, task: str | None) -> bool:
-        """Whether it is for this; "fill_mask" and "sparse" are what an embedding model may be for too. None: not known
-        yet."""
-        if task not in ("fill_mask", "sparse"):
+        """Whether it is for this; an embedding model may be for "fill_mask", "sparse" and "generation" too. None: not
+        known yet."""
+        if task not in ("fill_mask", "sparse", "generation"):
             return self.task == task
         if (about := self._described) is None:
             return False
+        if task == "generation":
+            return about.generation is not None
         return about.text.mask_id is not None if task == "fill_mask" else bool(about.vectors.sparse)
 
     @property
@@ -141,7 +144,7 @@ class ServedModel:
     def expect(self, *tasks: str) -> None:
         """ApiError 424, as TEI, where the model is for something else."""
         if not any(map(self.does, tasks)):
-            wanted = "a masked language" if tasks[0] == "fill_mask" else TASKS[tasks[0]].words
+            wanted = _WORDS.get(tasks[0]) or TASKS[tasks[0]].words
             words = f"model is not {wanted} model (it is: {self.about.task})"
             raise ApiError("Backend", words, counted="model_type")
 
@@ -158,11 +161,6 @@ class ServedModel:
         if self._table_encoder is None:
             raise ApiError("Unhealthy", "the model is loading", retry_after=1.0)
         return self._table_encoder
-
-    def _least_loaded(self) -> Link:
-        ready = [link for link in self.links if link.ready] or self.links
-        # An engine that does not come to reading has few tokens queued.
-        return min([link for link in ready if not link.full] or ready, key=lambda one: one.load)
 
     async def in_thread(
         self, request: Request, characters: int, call: Callable[[], T], inline: int = INLINE_CHARACTERS
@@ -201,7 +199,7 @@ class ServedModel:
             raise Disconnected
         items = job.rows(0, job.texts).stop
         self._memory.take(request, items * kind.bytes_of(self.about), items, kind.rows_of)
-        link = self.links[0] if len(self.links) == 1 else self._least_loaded()
+        link = self.link()
         try:
             pending = link.submit(job)
             request.on_disconnect(lambda: link.cancel(pending, Disconnected()))
@@ -210,6 +208,18 @@ class ServedModel:
             failure = failed.failure
             raise of_failure(failure.status, failure.words, failure.retry_after) from None
         return Computed(answer.rows, encoded, tokenised - began, answer.queue, answer.compute)
+
+    def link(self) -> Link:
+        """Of the engine with the least to do."""
+        if len(self.links) == 1:
+            return self.links[0]
+        ready = [link for link in self.links if link.ready] or self.links
+        # An engine that does not come to reading has few tokens queued.
+        return min([link for link in ready if not link.full] or ready, key=lambda one: one.load)
+
+    def take_memory(self, request: Request, size: int, items: int, name: str) -> None:
+        """As of Memory."""
+        self._memory.take(request, size, items, name)
 
 
 def _warm_encoder(about: Description) -> TextEncoder:

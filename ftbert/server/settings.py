@@ -45,6 +45,12 @@ class Settings:
     max_batch_tokens: int = _flag(16384, "most tokens computed at once")
     max_batch_requests: int | None = _flag(None, "most texts computed at once")
     batch_tokens: int | None = _flag(None, "tokens computed at once (default: timed at the start)")
+    generation_slots: int = _flag(
+        4, "texts that an engine of a language model writes at the same time; 0: none", least=0, also=("max-num-seqs",)
+    )
+    max_model_len: int | None = _flag(
+        None, "most tokens of a text that is written, prompt included (default: the model's, at most 4096)"
+    )
     max_client_batch_size: int = _flag(2048, "most texts of a request")
     payload_limit: int = _flag(32_000_000, "most bytes of a request")
     answer_limit: int = _flag(500_000_000, "most bytes of memory that an answer may take while it is made")

@@ -32,6 +32,8 @@ from ftbert.server.settings import Settings
 _BACKLOG = 4096
 # After the last SYN that is let in: handshakes finish, clients on open connections see "connection: close".
 _HANDSHAKES, _QUIET = 0.05, 0.25
+# Before the end of the time for a drain, texts that are still written get an end that says so.
+_LAST_WORDS = 1.0
 _SO_ATTACH_FILTER = 26
 # A classic BPF program on TCP segments: drop those with SYN, pass the others. No client is then connected to a queue
 # that is closed with it in there; what is dropped is sent again a second later and refused.
@@ -198,7 +200,10 @@ class HttpServer:
         await asyncio.sleep(_HANDSHAKES)
         self._server.close()
         until, quiet_from = time.monotonic() + settings.shutdown_timeout, time.monotonic()
+        streams_until = until - min(_LAST_WORDS, settings.shutdown_timeout / 4)
         while time.monotonic() < until:
+            if time.monotonic() > streams_until:
+                self._app.end_streams("the server is shutting down")
             if shared.busy:
                 quiet_from = time.monotonic()
             elif time.monotonic() - quiet_from > _QUIET:
