@@ -23,6 +23,7 @@ from ftbert.server.messages import Request, Response
 from ftbert.server.metrics import Metrics, Row
 from ftbert.server.served_model import Computed, ServedModel
 from ftbert.server.settings import Settings
+from ftbert.server.tracing import Tracer
 from ftbert.text import panics_as_errors
 
 _SETTLE_SECONDS = 1.0
@@ -74,6 +75,8 @@ class App:
         self._rows = {name: metrics.requests(name) for name in ("", *(name for name, _ in settings.models))}
         self.threads = ThreadPoolExecutor(settings.tokenization_workers, thread_name_prefix="ftbert-tokenise")
         self.log = AccessLog(settings.access_log)
+        collector = settings.otlp_endpoint
+        self.tracer = None if collector is None else Tracer(collector, settings.otlp_service_name)
         self.memory = Memory(settings.answer_limit)
         self.models = [
             ServedModel(name, source, own, settings, self.threads, self.memory)
@@ -88,6 +91,12 @@ class App:
         self._methods: dict[str, list[str]] = {}
         for method, path in routes:
             self._methods.setdefault(path, []).append(method)
+
+    async def close(self) -> None:
+        """After the last answer."""
+        self.threads.shutdown(wait=False, cancel_futures=True)
+        if self.tracer is not None:
+            await asyncio.to_thread(self.tracer.close)
 
     @property
     def ready(self) -> bool:
@@ -142,6 +151,7 @@ class App:
         if path not in self._methods:
             path = next((name for name, pattern in _NAMED_PATHS if pattern.fullmatch(path)), path)
         route = request.route = self.routes.get((method, path))
+        request.template = "" if route is None else path
         if method == "OPTIONS" and self.settings.cors_allow_origin:
             return None
         if route is None:
@@ -174,10 +184,15 @@ class App:
         """Never raises but for a cancelled task."""
         response = await self._handled(request)
         if response.stream is None:
-            self.log.answered(request, response)
+            self._answered(request, response)
         else:
-            request.on_end(lambda: self.log.answered(request, response))
+            request.on_end(lambda: self._answered(request, response))
         return response
+
+    def _answered(self, request: Request, response: Response) -> None:
+        self.log.answered(request, response)
+        if self.tracer is not None and not (request.route is not None and request.route.probe):
+            self.tracer.answered(request, response.status, request.steps)
 
     async def _handled(self, request: Request) -> Response:
         route: Route | None = request.route
@@ -221,7 +236,7 @@ class App:
         """The answer to a request that gate() refused."""
         assert request.error is not None
         response = self._refused(request, request.error)
-        self.log.answered(request, response)
+        self._answered(request, response)
         return response
 
     def _refused(self, request: Request, error: ApiError) -> Response:
@@ -285,6 +300,8 @@ class Handler(Generic[B]):
         row.count(f"te_{counts}_count", len(texts))
         model.expect(*self.tasks)
         done, found = await self.run(Asked(app, request, body, model, texts))
+        if app.tracer is not None:
+            request.steps = done.steps
         row.count("te_request_success", label=int(len(texts) > 1))
         row.count(f"te_{counts}_success", len(texts))
         row.observe("te_request_input_length", done.encoded.tokens / max(1, len(texts)), len(texts))

@@ -77,7 +77,7 @@ class Request:
 
     __slots__ = (
         "began", "body", "disconnected", "error", "expects", "headers", "held", "interim", "keep_alive", "method",
-        "model", "path", "query", "route", "url", "_cancels", "_ends",
+        "model", "path", "query", "route", "steps", "template", "url", "_cancels", "_ends",
     )  # fmt: skip
 
     def __init__(self, began: float) -> None:
@@ -91,6 +91,8 @@ class Request:
         self.interim = False  # its client understands answers before the answer: 100 Continue
         self.expects = False  # it waits for one, before it sends the body
         self.route: Any = None
+        self.template = ""  # the path of that: /v1/models/{id}
+        self.steps: Any = None  # tracing.Steps of what was computed
         self.error: ApiError | None = None  # found before the body was read
         self.disconnected = False
         self._cancels: list[Callable[[], None]] = []

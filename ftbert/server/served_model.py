@@ -21,6 +21,7 @@ from ftbert.server.memory import Memory
 from ftbert.server.messages import Request
 from ftbert.server.settings import Settings
 from ftbert.server.text_encoder import INLINE_CHARACTERS, Encoded, TextEncoder
+from ftbert.server.tracing import Steps
 
 T = TypeVar("T")
 _WORDS = {"fill_mask": "a masked language", "generation": "a generating"}  # of what is no task of its own
@@ -32,15 +33,20 @@ _LATELY, _MOST_WAITING = 1.0, 8
 
 @dataclass
 class Computed:
-    """rows: see Answer. Seconds that each step took. rows_of_texts: [texts + 1], where those of each text are among
-    rows of tokens of which some were left out."""
+    """rows: see Answer. began: when it was tokenised, by time.monotonic(). Seconds that each step took. rows_of_texts:
+    [texts + 1], where those of each text are among rows of tokens of which some were left out."""
 
     rows: Any
     encoded: Encoded
+    began: float
     tokenization: float
     queue: float
     inference: float
     rows_of_texts: Any = None
+
+    @property
+    def steps(self) -> Steps:
+        return Steps(self.began, self.tokenization, self.queue, self.inference, self.encoded.tokens)
 
     @property
     def usage(self) -> dict[str, int]:
@@ -154,7 +160,7 @@ class ServedModel:
         began = time.monotonic()
         encoded = await self.in_thread(request, characters, lambda: encode(encoder), encoder.inline)
         self._memory.take(request, encoded.tokens * Kind.WEIGHTS.bytes_of(self.about), encoded.tokens, "tokens")
-        return Computed(None, encoded, time.monotonic() - began, 0.0, 0.0)
+        return Computed(None, encoded, began, time.monotonic() - began, 0.0, 0.0)
 
     def table_encoder(self) -> TextEncoder:
         """Of the description's table. ApiError 503 before `prepare` has made it."""
@@ -207,7 +213,7 @@ class ServedModel:
         except Failed as failed:
             failure = failed.failure
             raise of_failure(failure.status, failure.words, failure.retry_after) from None
-        return Computed(answer.rows, encoded, tokenised - began, answer.queue, answer.compute)
+        return Computed(answer.rows, encoded, began, tokenised - began, answer.queue, answer.compute)
 
     def link(self) -> Link:
         """Of the engine with the least to do."""

@@ -72,6 +72,8 @@ class Settings:
     default_prompt_name: str | None = _flag(None, "one of the model's prompts")
     tokenization_workers: int = _flag(2, "threads of one worker that tokenise")
     json_output: bool = _flag(False, "log lines as JSON")
+    otlp_endpoint: str | None = _flag(None, "URL of an OpenTelemetry collector (HTTP) for traces of requests")
+    otlp_service_name: str = _flag("ftbert", "the server's name in traces")
     access_log: bool = _flag(False, "a log line for each answer: method, path, status, bytes, seconds, model")
 
     @property

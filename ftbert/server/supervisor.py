@@ -19,6 +19,7 @@ from ftbert.server.logs import LOG, say_where, set_up
 from ftbert.server.metrics import Metrics, Row
 from ftbert.server.process import ServerFolder, check_extra, socket_path, wait_for_signal
 from ftbert.server.settings import Settings
+from ftbert.server.tracing import check_traces
 
 _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
 _LONGEST_PAUSE = 5.0  # before a child that keeps dying is started again
@@ -36,6 +37,8 @@ def serve(settings: Settings) -> int:
 
     set_up(settings.json_output)
     check_paths(settings.models)
+    if settings.otlp_endpoint is not None:
+        check_traces(settings.otlp_endpoint)
     settings = dataclasses.replace(settings, workers=_workers(settings))
     alone = settings.workers == 0
     bound = bind(settings.hostname, settings.port, shared=False)  # fails where another server listens

@@ -69,7 +69,7 @@ async def _run(settings: Settings, index: int, folder: Path) -> int:
         LOG.warning("some requests were not finished in %.0f s", settings.shutdown_timeout)
     for task in (beating, *connecting):
         task.cancel()
-    app.threads.shutdown(wait=False, cancel_futures=True)
+    await app.close()
     return 0
 
 
@@ -110,7 +110,7 @@ async def serve_here(
             LOG.warning("some requests were not finished in %.0f s", settings.shutdown_timeout)
         return 0
     finally:
-        app.threads.shutdown(wait=False, cancel_futures=True)
+        await app.close()
         for link in (link for own in links for link in own):
             if link.engine is not None:
                 await asyncio.to_thread(link.engine.close)
