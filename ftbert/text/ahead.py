@@ -8,6 +8,7 @@ nothing as long as a core is free.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,6 +16,7 @@ from itertools import accumulate
 from typing import Any, TypeVar
 
 from ftbert.cores import cores
+from ftbert.text.seats import Seats
 from ftbert.text.tokens import Text, Tokens, joined
 
 T = TypeVar("T")
@@ -33,19 +35,31 @@ def in_turn(windows: Iterable[tuple[T, Sequence[Text]]], encode: Encode) -> Gene
         yield item, encode(texts)
 
 
-def ahead(windows: Iterable[tuple[T, Sequence[Text]]], encode: Encode) -> Generator[tuple[T, Tokens], None, None]:
-    """As `in_turn`, with threads; order and errors are the same. Closing it ends them. encode: thread-safe."""
-    threads = min(_MOST_THREADS, cores().number)
-    with ThreadPoolExecutor(threads, thread_name_prefix=_THREADS) as pool:
+def seats_here(others: bool = False) -> Seats:
+    """For calls of the tokenizer in threads of this process. others: a seat for each core may be added."""
+    most = cores().number
+    return Seats(min(_MOST_THREADS, most), most if others else 0)
+
+
+def ahead(
+    windows: Iterable[tuple[T, Sequence[Text]]], encode: Encode, seats: Seats | None = None
+) -> Generator[tuple[T, Tokens], None, None]:
+    """As `in_turn`, with threads; order and errors are the same. Closing it ends them. encode: thread-safe. seats:
+    where calls run, None: `seats_here()`; they are closed too."""
+    seats = seats_here() if seats is None else seats
+    with contextlib.closing(seats), ThreadPoolExecutor(seats.most, thread_name_prefix=_THREADS) as pool:
 
         def submitted() -> Generator[tuple[T, list[Future[Tokens]]], None, None]:
             for item, texts in windows:
-                yield item, [pool.submit(encode, texts[part]) for part in calls_of(texts)]
+                yield item, [pool.submit(seats.run, encode, texts[part]) for part in calls_of(texts)]
 
         try:
             with contextlib.closing(in_background(submitted(), _WINDOWS_AHEAD)) as arriving:
                 for item, parts in arriving:
-                    yield item, joined([part.result() for part in parts])
+                    began = time.perf_counter()
+                    found = [part.result() for part in parts]
+                    seats.waited += time.perf_counter() - began
+                    yield item, joined(found)
         finally:
             pool.shutdown(cancel_futures=True)
 

@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
@@ -19,10 +20,12 @@ from numpy.typing import NDArray
 
 from ftbert.packed_model import PackedModel
 from ftbert.progress import Progress
-from ftbert.text.ahead import ahead, in_background, in_turn, is_small
+from ftbert.text.ahead import ahead, in_background, in_turn, is_small, seats_here
+from ftbert.text.balance import Balance
 from ftbert.text.batching import Batch, Window, batches_of, windows_of
 from ftbert.text.long_texts import Average
 from ftbert.text.pooling import Upload
+from ftbert.text.seats import Seats
 from ftbert.text.tokens import Text, Tokens
 from ftbert.text.workers import Workers
 
@@ -96,7 +99,9 @@ def compute_windows(
     all of it in the caller's. `on_batch(texts, tokens)` is called as batches are done. Close the generator to stop
     early.
     """
-    source = _batches(windows, work, threads)
+    seats = seats_here(model.device.type == "cuda") if threads else None
+    balance = None if seats is None else Balance(model, seats)
+    source = _batches(windows, work, seats)
     width = work.width if work.merge is None else work.merge.width
     open_windows: deque[tuple[Window[T], Done[T]]] = deque()
 
@@ -116,7 +121,8 @@ def compute_windows(
             yield done
 
     def start(model: PackedModel, job: _Job[T]) -> Callable[[], NDArray[np.float32]]:
-        return launch(model, job[0], work.compute)
+        took = None if balance is None else partial(balance.computed, len(job[0].ids))
+        return launch(model, job[0], work.compute, took)
 
     with contextlib.ExitStack() as stack:
         arriving = stack.enter_context(contextlib.closing(in_background(source, _BATCHES_AHEAD) if threads else source))
@@ -127,6 +133,8 @@ def compute_windows(
                 open_windows.append((piece, Done(piece.item, results, 0, piece.cut)))
             else:
                 place(workers.put((piece, *open_windows[-1])))
+            if balance is not None:
+                balance.look()
             yield from finished()
             while len(open_windows) > workers.most:  # a slow replica holds up the first of them
                 place(workers.rest())
@@ -139,10 +147,13 @@ def compute_windows(
 
 @torch.inference_mode()
 def launch(
-    model: PackedModel, batch: B, compute: Callable[[Any, B, Upload], torch.Tensor]
+    model: PackedModel,
+    batch: B,
+    compute: Callable[[Any, B, Upload], torch.Tensor],
+    took: Callable[[float], None] | None = None,
 ) -> Callable[[], NDArray[np.float32]]:
     """Starts one batch and returns how to get its result; never waits on CUDA. compute: as in `Work`, for any
-    kind of batch."""
+    kind of batch. took(seconds): called for a GPU, which had the batch so long, where the result is got."""
     if model.device.type != "cuda":
         result = compute(model, batch, torch.from_numpy)
         return lambda: result.numpy()
@@ -152,23 +163,27 @@ def launch(
         return torch.from_numpy(array).pin_memory().to(model.device, non_blocking=True)
 
     with torch.cuda.device(model.device):
+        began, arrived = (torch.cuda.Event(enable_timing=took is not None) for _ in range(2))  # type: ignore[no-untyped-call]
+        began.record()
         result = compute(model, batch, upload)
         landed = torch.empty(result.shape, dtype=result.dtype, pin_memory=True)
         landed.copy_(result, non_blocking=True)
-        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record()
 
     def fetch() -> NDArray[np.float32]:
         arrived.synchronize()
+        if took is not None:
+            took(began.elapsed_time(arrived) / 1000)
         return landed.numpy()
 
     return fetch
 
 
 def _batches(
-    windows: Iterable[tuple[T, Sequence[Text]]], work: Work, threads: bool
+    windows: Iterable[tuple[T, Sequence[Text]]], work: Work, seats: Seats | None
 ) -> Generator[Window[T] | Batch, None, None]:
-    with contextlib.closing((ahead if threads else in_turn)(windows, work.tokenise)) as tokenised:
+    tokenising = in_turn(windows, work.tokenise) if seats is None else ahead(windows, work.tokenise, seats)
+    with contextlib.closing(tokenising) as tokenised:
         yield from batches_of(tokenised, work.max_tokens, work.batch_size)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from ftbert.text.cutting import CHARACTERS, Cutter
 from ftbert.text.panics import panics_as_errors
+from ftbert.text.seats import seat_of_this_thread
 from ftbert.text.tokens import Tokens, tokens_of
 from ftbert.text.wordpiece import WordPiece
 
@@ -40,9 +41,32 @@ class FastTokenizer:
         self._lock = threading.Lock()
         self._by_length: dict[tuple[int, str], Any] = {}
 
+    @property
+    def is_wordpiece(self) -> bool:
+        """Whether the package nanotoken, where it is installed, may do it."""
+        return type(self._fast.model).__name__ == "WordPiece"
+
+    def stored(self) -> tuple[str, bool, bool]:
+        """What `from_stored` makes the same tokenizer of."""
+        return self._fast.to_str(), self._fast.encode_special_tokens, self._has_types
+
+    @classmethod
+    def from_stored(cls, json: str, encode_special_tokens: bool, has_types: bool) -> FastTokenizer:
+        """json: a tokenizer.json's text, which does not hold `encode_special_tokens`."""
+        from tokenizers import Tokenizer
+
+        fast: Any = Tokenizer.from_str(json)
+        fast.encode_special_tokens = encode_special_tokens
+        return cls(fast, has_types)
+
     def tokens(self, texts: Sequence[Any], length: int, side: str) -> Tokens:
         """Of each str, or pair of them as a tuple. side: "right" or "left", where tokens beyond `length` are dropped.
         Raises what `tokenizers` does, UnicodeError for a lone surrogate."""
+        seat = seat_of_this_thread()
+        found = None if seat is None else seat.tokens(self, texts, length, side)
+        return self._tokens_here(texts, length, side) if found is None else found
+
+    def _tokens_here(self, texts: Sequence[Any], length: int, side: str) -> Tokens:
         pairs = not all(isinstance(text, str) for text in texts)
         given, cut = self._cut(texts, length, side)
         if not pairs and not cut:
