@@ -32,13 +32,16 @@ from served_load import TEXTS, Load
 import ftbert
 
 PATHS = ["/embed", "/embed_all", "/similarity", "/predict", "/rerank", "/tokenize", "/decode", "/v1/embeddings", "/v1/rerank",
-         "/classify", "/score", "/pooling", "/", "/info", "/metrics", "/nothing"]  # fmt: skip
+         "/classify", "/score", "/pooling", "/", "/info", "/metrics", "/nothing", "/v1/embed", "/v2/embed", "/api/embed",
+         "/api/embeddings", "/openai/deployments/m/embeddings"]  # fmt: skip
 VALUES: list[Any] = [
     None, True, 0, -1, 10**30, 1.5, "", "a", "word1 " * 300, "\x00", "\ud7ff", [], [[]], ["a"], ["a", 1], [1, 2], [[1, 2], "a"],
     {}, {"text": "a"}, {"source_sentence": "a", "sentences": ["b"]}, ["a"] * 40, "left", "base64", [[99]],
+    [{"text": "a"}], [{"content": [{"type": "text", "text": "a"}]}], ["float", "int8"], "int8", "bytes", "fp8_e4m3", "big",
 ]  # fmt: skip
 KEYS = ["inputs", "input", "query", "texts", "documents", "ids", "truncate", "truncation_direction", "normalize", "dimensions",
-        "prompt_name", "raw_scores", "encoding_format", "model", "top_n", "parameters", "data_1", "data_2", "task"]  # fmt: skip
+        "prompt_name", "raw_scores", "encoding_format", "model", "top_n", "parameters", "data_1", "data_2", "task", "embedding_types", "output_dtype", "embedding_type", "output_dimension",
+        "embed_dtype", "endianness", "instruct", "prompt", "options", "max_tokens", "normalized", "truncation"]  # fmt: skip
 _HEAD = b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 _CHUNKED = b"transfer-encoding: chunked\r\n"
 _OFFERS = b"upgrade: h2c\r\nconnection: upgrade\r\n"

@@ -18,6 +18,7 @@ from server_models import TEXTS, as_crossencoder, close, embedder, headed, in_or
 import ftbert
 from ftbert.server.errors import ApiError
 from ftbert.server.instructions import Instruction, instructed_prompt
+from ftbert.server.vector_forms import VectorForm
 
 LONG = " ".join(f"word{i % 40}" for i in range(300))  # more than the 128 tokens that the model reads
 TORCH = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -126,6 +127,22 @@ def test_vllm_s_numbers(model: Any, server: Served, name: str, big: bool) -> Non
         assert one["embed_dtype"] == name and one["endianness"] == ("big" if big else "little")
 
 
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"])
+def test_numbers_are_rounded_as_torch_does(name: str) -> None:
+    generator = torch.Generator().manual_seed(5)
+    drawn = [torch.randn(3000, generator=generator) * 10.0**power for power in range(-9, 3)]
+    kinds, steps = TORCH[name], torch.arange(1 << 15, dtype=torch.int16)
+    exact = steps.view(kinds).float() if kinds.itemsize == 2 else steps[:128].to(torch.uint8).view(kinds).float()
+    exact = exact[exact.isfinite()]
+    values = torch.cat([*drawn, exact, -exact, (exact[1:] + exact[:-1]) / 2])  # those between two, to the even one
+    values = values[values.abs() <= exact.max()]
+    got = VectorForm(name).numbers(values.numpy()[None])[0]
+    want = values.to(kinds).view(torch.int16 if kinds.itemsize == 2 else torch.uint8).numpy().view(got.dtype)
+    np.testing.assert_array_equal(got, want)
+    with pytest.raises(ApiError, match=name):
+        VectorForm(name).numbers(np.array([[np.finfo(np.float32).max]], np.float32))
+
+
 def test_forms_of_pooling(model: Any, server: Served) -> None:
     asked = {"input": TEXTS[:2], "task": "token_embed", "embed_dtype": "float16", "encoding_format": "bytes"}
     reply = server.call("POST", "/pooling", asked)
@@ -176,7 +193,7 @@ def test_cohere(model: Any, server: Served, path: str) -> None:
     for name in BYTES:
         same(answer["embeddings"][name], quantised(vectors, name), name)
     tokens = server.post("/v1/embeddings", {"input": TEXTS})["usage"]["total_tokens"]
-    assert answer["meta"]["billed_units"]["input_tokens"] == tokens
+    assert answer["meta"] == {"api_version": {"version": path[2]}, "billed_units": {"input_tokens": tokens}}
     plain = server.post(path, {"texts": TEXTS, "input_type": "clustering", "output_dimension": 24})
     found = plain["embeddings"]["float"] if path == "/v2/embed" else plain["embeddings"]
     close(found, model.encode(TEXTS, truncate_dim=24))
@@ -232,7 +249,7 @@ def test_azure(tmp_path: Path, model: Any, tiny_bert: Callable[..., Path]) -> No
     from conftest import VOCAB_WORDS
 
     other = tiny_bert(tmp_path, hidden_size=32, vocab_size=len(VOCAB_WORDS))
-    with in_thread(("first", model.folder), ("a model", other), api_key="secret") as server:
+    with in_thread(("first", model.folder), ("a model", other), ("mod\u00e8le \u6a21", model.folder), api_key="secret") as server:
         bare = Served(server.port)
         path = "/openai/deployments/a%20model/embeddings?api-version=2024-10-21"
         for headers in ({"api-key": "secret"}, {"authorization": "Bearer secret"}):
@@ -241,6 +258,9 @@ def test_azure(tmp_path: Path, model: Any, tiny_bert: Callable[..., Path]) -> No
             close([one["embedding"] for one in reply.json()["data"]], ftbert.load(other).encode(TEXTS))
         reply = bare.call("POST", "/openai/v1/embeddings", {"model": "first", "input": TEXTS}, {"api-key": "secret"})
         close([one["embedding"] for one in reply.json()["data"]], model.encode(TEXTS))
+        asked = {"model": "mod\u00e8le \u6a21", "input": TEXTS, "encoding_format": "bytes"}
+        told = bare.call("POST", "/v1/embeddings", asked, {"api-key": "secret"}).headers["metadata"]
+        assert json.loads(told)["model"] == asked["model"]
         for headers in ({}, {"api-key": ""}, {"api-key": "secre"}, {"authorization": "Bearer x", "api-key": "secret"}):
             assert bare.call("POST", path, {"input": "a"}, headers).status == 401
         reply = bare.call("POST", "/openai/deployments/none/embeddings", {"input": "a"}, {"api-key": "secret"})
@@ -310,6 +330,8 @@ def test_an_instruction_stands_in_the_prompt(tmp_path: Path, tiny_bert: Callable
             sentences = {"source_sentence": "a", "sentences": ["b"]}
             body = {name: sentences if path == "/similarity" else "a", "instruct": said}
             refused(server, path, body, "instruct")
+        for path, name in (("/v2/embed", "texts"), ("/v1/embed", "texts"), ("/api/embed", "input"), ("/api/embeddings", "prompt")):
+            refused(server, path, {name: "a" if name == "prompt" else ["a"], "instruct": said}, "instruct")
         for i in range(300):  # more prompts than are kept
             server.post("/embed", {"inputs": "a", "instruct": f"word{i}"})
         close(server.post("/embed", {"inputs": TEXTS, "instruct": said}), want)

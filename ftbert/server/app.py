@@ -244,7 +244,7 @@ class App:
         self.log.failed(request, error)
         if route is not None and route.counted:
             self.row(request).failed(error.counted)
-        openai = route.openai if route is not None else request.path.startswith(("/v1/", "/v2/"))
+        openai = route.openai if route is not None else request.path.startswith(("/v1/", "/v2/", "/openai/"))
         headers = error.headers() + cors_headers(self.settings, request)
         return Response(error.body(openai), error.status, headers=headers)
 

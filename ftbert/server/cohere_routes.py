@@ -13,6 +13,7 @@ from ftbert.server.inputs import Reading, check_count, check_dimensions
 from ftbert.server.job import Kind
 from ftbert.server.json_bodies import json_list, json_matrix, to_json
 from ftbert.server.purposes import cut_as, for_purposes
+from ftbert.server.schemas import NO_INSTRUCTION, ONLY
 from ftbert.server.served_model import ServedModel
 from ftbert.server.settings import Settings
 from ftbert.server.text_vectors import finished, vectors
@@ -58,6 +59,9 @@ class CohereEmbeddings(msgspec.Struct, kw_only=True):
     texts: list[str] | None
     meta: dict[str, Any]
     response_type: str
+
+
+ONLY[CohereEmbed] = NO_INSTRUCTION
 
 
 def _texts(body: CohereEmbed, settings: Settings) -> list[str]:
@@ -119,11 +123,9 @@ async def _rows(asked: Asked[CohereEmbed], types: int) -> tuple[Any, Any]:
 
 
 def _answer(asked: Asked[CohereEmbed], done: Any, embeddings: list[bytes], kind: str) -> list[bytes]:
-    tail = {
-        "texts": asked.body.texts,
-        "meta": {"api_version": {"version": "2"}, "billed_units": {"input_tokens": done.encoded.tokens}},
-        "response_type": kind,
-    }
+    version, billed = {"version": asked.request.path[2:3]}, {"input_tokens": done.encoded.tokens}
+    meta = {"api_version": version, "billed_units": billed}
+    tail = {"texts": asked.body.texts, "meta": meta, "response_type": kind}
     return [b'{"id":"%s","embeddings":' % str(uuid.uuid4()).encode(), *embeddings, b"," + to_json(tail)[1:]]
 
 

@@ -11,6 +11,7 @@ from ftbert.server.app import Asked, Made, computes
 from ftbert.server.errors import validation
 from ftbert.server.inputs import Reading, check_count, check_dimensions
 from ftbert.server.json_bodies import json_matrix, to_json
+from ftbert.server.schemas import NO_INSTRUCTION, ONLY
 from ftbert.server.served_model import ServedModel
 from ftbert.server.settings import Settings
 from ftbert.server.text_vectors import finished, vectors
@@ -54,6 +55,9 @@ class OllamaVectors(msgspec.Struct):
 
 class OllamaVector(msgspec.Struct):
     embedding: list[float]
+
+
+ONLY[OllamaEmbed] = ONLY[OllamaEmbeddings] = NO_INSTRUCTION
 
 
 def _inputs(body: OllamaEmbed, settings: Settings) -> list[str]:

@@ -221,20 +221,20 @@ class Pooling(Written, kw_only=True):
 # Fields of vLLM, Jina, Cohere, Voyage and NVIDIA that change an answer and are not computed: null and these values mean
 # nothing else than what is done anyway; any other is refused. `()`: no value is.
 _NO_PROMPT: dict[str, tuple[Any, ...]] = {"prompt": (), "chat_template": ()}
-_NOT_HERE = {"instruct": (), "instruction": (), **_NO_PROMPT}
+NO_INSTRUCTION: dict[str, tuple[Any, ...]] = {"instruct": (), "instruction": ()}
+_NOT_HERE = {**NO_INSTRUCTION, **_NO_PROMPT}
 _EMBEDDED: dict[str, tuple[Any, ...]] = {
     "add_special_tokens": (True,), "encoding_type": ("float",), "normalize": (True,), "return_multivector": (False,),
     "modality": ("text",), "lora_path": (), "embed_overrides": (), **_NO_PROMPT,
 }  # fmt: skip
 _OF_TEXTS: dict[str, tuple[Any, ...]] = {
     "embedding_type": ("float",), "output_dtype": ("float",), "output_dimension": (), "normalized": (True,),
-    "truncation": (True,), "prompt_name": (), "input_type": (), "late_chunking": (False,), "instruct": (),
-    "instruction": (),
+    "truncation": (True,), "prompt_name": (), "input_type": (), "late_chunking": (False,), **NO_INSTRUCTION,
 }  # fmt: skip
 ONLY: dict[Any, dict[str, tuple[Any, ...]]] = {
-    EmbedAll: {"normalize": (False,), "dimensions": (), "instruct": (), "instruction": ()},
-    Similarity: {"instruct": (), "instruction": ()},
-    Predict: {"instruct": (), "instruction": ()},
+    EmbedAll: {"normalize": (False,), "dimensions": (), **NO_INSTRUCTION},
+    Similarity: NO_INSTRUCTION,
+    Predict: NO_INSTRUCTION,
     TokenClassify: {"raw_scores": (False,), "prompt_name": ()},
     OpenAIEmbed: _EMBEDDED,
     Pooling: {**_EMBEDDED, **_OF_TEXTS},

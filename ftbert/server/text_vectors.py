@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import uuid
 from collections.abc import Coroutine, Iterable
 from functools import partial
@@ -19,6 +21,8 @@ from ftbert.server.messages import Response
 from ftbert.server.served_model import Computed, ServedModel
 from ftbert.server.vector_forms import VectorForm
 
+# Bytes that are written without letting others of the event loop in between.
+_AT_ONCE = 1 << 18
 # Of a header: more is refused by clients, as Python's.
 _LONGEST_HEADER = 60_000
 
@@ -74,9 +78,11 @@ async def listed_vectors(
         data.append({"index": i, "embed_dtype": form.number, "endianness": ends, "start": at, "end": at + size,
                      "shape": list(row.shape)})  # fmt: skip
         at += size
+        if at // _AT_ONCE > (at - size) // _AT_ONCE:
+            await asyncio.sleep(0)
     response = Response([b"".join(parts)], content_type="application/octet-stream")
     if form.encoding == "bytes":
-        told = to_json({**head, "data": data, **tail}).decode("ascii")
+        told = json.dumps({**head, "data": data, **tail}, separators=(",", ":"))  # in ASCII, whatever the model's name
         if len(told) > _LONGEST_HEADER:
             words = "the header that describes so many vectors is too long: use bytes_only, or send fewer texts"
             raise validation(f"`encoding_format`: {words}", param="encoding_format")
