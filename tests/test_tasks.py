@@ -15,6 +15,7 @@ import torch
 from compare import assert_same
 from families import make_model
 from safetensors.torch import load_file, save_file
+from served import in_thread
 from tokenizers_offline import TEXTS, modules_of, write_files
 
 import ftbert
@@ -228,6 +229,25 @@ def test_wrong_tasks(jina: Jina3, tmp_path: Path) -> None:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match="task_instructions must be an object of texts"):
         ftbert.load(folder).encode(TEXTS)
+
+
+def test_a_server_takes_tasks(jina: Jina3) -> None:
+    model = ftbert.load(jina.folder)
+    with in_thread(("m", jina.folder), task="text-matching") as server:
+
+        def vectors(**asked: Any) -> np.ndarray[Any, Any]:
+            found = server.post("/v1/embeddings", {"input": TEXTS, **asked})["data"]
+            return np.array([one["embedding"] for one in found], dtype=np.float32)
+
+        for asked, task in (
+            ({}, "text-matching"), ({"task": "retrieval.passage"}, "retrieval.passage"), ({"task": "separation"}, "separation"),
+            ({"input_type": "query"}, "retrieval.query"), ({"task": "document"}, "retrieval.passage"),
+        ):
+            assert_same(vectors(**asked), model.encode(TEXTS, task=task))
+        wrong = server.call("POST", "/v1/embeddings", {"input": "a", "task": "search"})
+        assert wrong.status == 422 and "'text-matching'" in str(wrong.json())
+        wrong = server.call("POST", "/v1/embeddings", {"input": "a", "task": "separation", "input_type": "query"})
+        assert wrong.status == 422 and "different adapters" in str(wrong.json())
 
 
 # ---- a folder of PEFT's for each task --------------------------------------------------------------------------------

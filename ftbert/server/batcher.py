@@ -51,10 +51,13 @@ class Span:
 
 @dataclass
 class Batch:
+    """Of one kind, and one adapter."""
+
     kind: Kind
     spans: list[Span] = field(default_factory=list)
     tokens: int = 0
     texts: int = 0
+    adapter: int = 0
 
 
 class Batcher:
@@ -147,8 +150,8 @@ class Batcher:
                 self.give_up(job)
                 continue
             if batch is None:
-                batch = Batch(job.kind)
-            elif job.kind != batch.kind:
+                batch = Batch(job.kind, adapter=job.adapter)
+            elif (job.kind, job.adapter) != (batch.kind, batch.adapter):
                 break
             stop = self._fitting(span, batch)
             if stop == span.start:

@@ -56,7 +56,8 @@ class Compute:
 
     def launch(self, batch: Batch) -> Fetch:
         """The rows of the batch's texts in the order of its spans, as `Kind` says."""
-        return launch(self.model, batch, self._rows)
+        task = list(self.model.checkpoint.tasks)[batch.adapter - 1] if batch.adapter else self.model.checkpoint.task
+        return launch(self.model.for_task(task), batch, self._rows)
 
     def free_memory(self) -> None:
         """After a lack of memory."""

@@ -45,6 +45,9 @@ def describe(model: Model, name: str, source: str, settings: Settings) -> Descri
     fit the model."""
     if model.folder is None:
         raise ValueError(f"{source}: no folder with a tokenizer, which a server needs")
+    if not (model.checkpoint.bare or model.checkpoint.task):
+        listed = ", ".join(model.checkpoint.tasks)
+        raise ValueError(f"{source}: has an adapter for each task and is none without: --task names one of {listed}")
     task, labels = _task(model)
     activation, config = "Identity", model.checkpoint.config.huggingface
     if TASKS[task].kind == Kind.LOGITS:
@@ -56,7 +59,9 @@ def describe(model: Model, name: str, source: str, settings: Settings) -> Descri
     if not labels and text.other:
         task = "sparse" if text.sparse is not None else "multi_vector"
     # Refuses an unknown pooling.
-    options = TextOptions.choose(checked, hidden, pooling=settings.pooling, vectors=TASKS[task].vectors)
+    options = TextOptions.choose(
+        checked, hidden, pooling=settings.pooling, vectors=TASKS[task].vectors, adapter=model.checkpoint.task
+    )
     if checked.backend is None:
         words = f"a server needs a fast tokenizer, and {type(checked.loaded).__name__} is written in Python"
         raise ValueError(f"{model.folder}: {words}")
@@ -69,7 +74,7 @@ def describe(model: Model, name: str, source: str, settings: Settings) -> Descri
         vocab=model.config.vocab,
         token_types=model.config.token_types,
     )
-    texts = _text(checked, _default_prompt(text, settings), FILLS in model.tasks)
+    texts = _text(checked, _default_prompt(text, settings, options.prompt), FILLS in model.tasks)
     pooling = TASKS[task].pooling or options.pooling
     found = _scores(checked, labels, activation, texts.default_prompt if task == "reranker" else None)
     vectors, table = _vectors(checked, pooling, options.truncate_dim), None
@@ -78,7 +83,8 @@ def describe(model: Model, name: str, source: str, settings: Settings) -> Descri
         facts_of_table = msgspec.structs.replace(facts_of_table, prompts=texts.prompts)
         weights = table_weights(model, text.sparse.table).tobytes()
         table = TableFacts(list(text.sparse.table_for), facts_of_table, weights)
-    return Description(name, source, task, facts, texts, vectors, found, table=table)
+    adapters = list(model.checkpoint.tasks)
+    return Description(name, source, task, facts, texts, vectors, found, table=table, adapters=adapters)
 
 
 def _text(tokenizer: Tokenizer, default_prompt: str, fills: bool) -> TextFacts:
@@ -150,11 +156,11 @@ def _task(model: Model) -> tuple[str, list[str]]:
     return "reranker" if len(labels) == 1 else "classifier", labels
 
 
-def _default_prompt(text: TextSettings, settings: Settings) -> str:
+def _default_prompt(text: TextSettings, settings: Settings, own: str) -> str:
     if settings.default_prompt is not None:
         return settings.default_prompt
     if (name := settings.default_prompt_name) is None:
-        return text.default_prompt
+        return own
     if name not in text.prompts:
         known = ", ".join(map(repr, text.prompts)) or "those of the folder, which has none"
         raise ValueError(f"default-prompt-name must be one of {known}; got {name!r}")

@@ -140,7 +140,8 @@ TASKS = {
 
 
 class Description(msgspec.Struct, frozen=True):
-    """task: one of TASKS. batch_tokens, rate: tokens of a batch, and tokens/s at that size, once these are timed."""
+    """task: one of TASKS. adapters: names of the tasks that a request may name. batch_tokens, rate: tokens of a batch,
+    and tokens/s at that size, once these are timed."""
 
     name: str
     source: str
@@ -153,3 +154,4 @@ class Description(msgspec.Struct, frozen=True):
     rate: float = 0.0
     table: TableFacts | None = None
     generation: GenerationFacts | None = None
+    adapters: list[str] = []

@@ -231,7 +231,7 @@ class Engine:
         """After a failure: whose request it was is told, the others get their answers."""
         for span in batch.spans:
             began = time.monotonic()
-            alone = Batch(batch.kind, [span], span.tokens, span.stop - span.start)
+            alone = Batch(batch.kind, [span], span.tokens, span.stop - span.start, batch.adapter)
             try:
                 self._answer(alone, self._compute.launch(alone)(), began, time.monotonic())
             except Exception as error:  # noqa: BLE001 - as in _launch

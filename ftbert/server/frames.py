@@ -30,9 +30,9 @@ class Frame(IntEnum):
 
 
 _HEAD = struct.Struct("<IB3x")  # bytes of the payload, Frame
-# id, Kind, flags, targets, texts, tokens, marked, the query's vectors and their width, bytes of `writing`, deadline,
-# sent
-_SUBMIT = struct.Struct("<QBBHIIIIII4xdd")
+# id, Kind, flags, targets, texts, tokens, marked, the query's vectors and their width, bytes of `writing`, adapter,
+# deadline, sent
+_SUBMIT = struct.Struct("<QBBHIIIIIIH2xdd")
 _STATUS = struct.Struct("<B7xQd")  # ready, queued tokens, tokens/s
 _PARTS = struct.Struct("<III")  # parts, width, rows
 _PART = struct.Struct("<QIIIff")  # id, start, stop, rows, queue, compute
@@ -50,7 +50,8 @@ def submit(job: Job) -> bytes:
     shape = (0, 0) if job.query is None else job.query.shape
     writing = b"" if job.writing is None else _pack.encode(job.writing)
     head = _SUBMIT.pack(
-        job.id, job.kind, flags, targets, job.texts, job.tokens, marked, *shape, len(writing), job.deadline, job.sent
+        job.id, job.kind, flags, targets, job.texts, job.tokens, marked, *shape, len(writing), job.adapter,
+        job.deadline, job.sent,
     )  # fmt: skip
     arrays = [job.offsets, job.skip, job.ids, job.marked, job.targets, job.keys, job.query, job.types]
     return _frame(Frame.SUBMIT, head, *[np.ascontiguousarray(array) for array in arrays if array is not None], writing)
@@ -58,7 +59,7 @@ def submit(job: Job) -> bytes:
 
 def read_submit(payload: bytes) -> Job:
     one, kind, flags, targets, texts, tokens, marked, vectors, width, *rest = _SUBMIT.unpack_from(payload)
-    size, deadline, sent = rest
+    size, adapter, deadline, sent = rest
     take = _Taker(payload, _SUBMIT.size)
     offsets = take(np.int64, texts + 1)
     skip = take(np.int32, texts) if flags & _SKIP else None
@@ -69,7 +70,8 @@ def read_submit(payload: bytes) -> Job:
     query = take(np.float32, vectors * width).reshape(vectors, width) if flags & _QUERY else None
     types = take(np.uint8, tokens) if flags & _TYPES else None
     writing = _writing.decode(payload[len(payload) - size :]) if size else None
-    return Job(one, _KINDS[kind], ids, offsets, deadline, skip, types, places, wanted, keys, query, writing, sent=sent)
+    more = (skip, types, places, wanted, keys, query, writing, adapter)
+    return Job(one, _KINDS[kind], ids, offsets, deadline, *more, sent=sent)
 
 
 def cancel(ids: list[int]) -> bytes:

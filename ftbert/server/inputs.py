@@ -16,12 +16,14 @@ Listed = list[str | list[int]]
 @dataclass(frozen=True)
 class Reading:
     """How texts become tokens. prompt: before each text, of a pair before the first one. truncate: False refuses what
-    is longer than `most`, tokens with the special ones, None: the model's. side: where tokens are dropped."""
+    is longer than `most`, tokens with the special ones, None: the model's. side: where tokens are dropped. adapter: as
+    of Job."""
 
     prompt: str
     truncate: bool
     side: str
     most: int | None = None
+    adapter: int = 0
 
 
 def reading(asked: Cut, model: ServedModel) -> Reading:

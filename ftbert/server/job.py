@@ -111,6 +111,7 @@ class Job:
 
     ids: int32 [tokens] of all texts; offsets: int64 [texts + 1], each text's place in them. skip: int32 [texts],
     tokens at the beginning of each text that are not pooled, or None. types: uint8 [tokens] or None for zeros.
+    adapter: of the model's tasks, counted from 1; 0: the weights as they were loaded.
     marked: int32, places in ids, of Kind.FILLED and CHUNKS. targets: int32, at most BEST ids which alone are asked
     for, or None. keys: int32 [texts], tokens of each text that are attended to, or None: all. query: float32
     [vectors, width], of Kind.SIMILARITIES. writing: of Kind.WRITTEN, whose only text is the prompt. deadline: by
@@ -129,6 +130,7 @@ class Job:
     keys: NDArray[np.int32] | None = None
     query: NDArray[np.float32] | None = None
     writing: Writing | None = None
+    adapter: int = 0
     owner: Owner | None = None
     sent: float = inf  # to the engine, by time.monotonic()
     arrived: float = 0.0  # in its queue

@@ -80,6 +80,8 @@ def load_engine(
     began = time.monotonic()
     places = device.split(",") if settings.parallel is not None else device
     checkpoint = open_checkpoint(checked_source(source), revision=settings.revision)
+    if settings.task is not None and (checkpoint.tasks or len(settings.models) == 1):
+        checkpoint = checkpoint.at(settings.task)
     usual = None if has_own_dtype(checkpoint) or device.startswith("cpu") else "fp16"
     model = load(checkpoint, places, settings.dtype or usual, parallel=settings.parallel)
     with _IMPORTING:

@@ -30,6 +30,10 @@ def for_purposes(
     """`how` with the prompt and the length of what texts are for. purposes: by the fields that say so. ApiError 422
     where they differ."""
     about = model.about
+    adapters = {adapter for value in purposes.values() if value and (adapter := _adapter_for(value, about))}
+    if len(adapters) > 1:
+        raise validation(f"{' and '.join(map('`{}`'.format, purposes))} ask for different adapters; give one of them")
+    how = replace(how, adapter=adapters.pop() if adapters else 0)
     found = {_for_purpose(name, value, about) for name, value in purposes.items() if value is not None}
     if prompt_name is not None:
         found.add((model.prompt(prompt_name), None))
@@ -56,6 +60,15 @@ def cut_as(how: Reading, given: bool | str | None, name: str = "truncate") -> Re
     return replace(how, truncate=way[0], side=way[1])
 
 
+def _adapter_for(value: str, about: Description) -> int:
+    """As of Job: that of the name, or of the retrieval that a word for queries or documents means."""
+    if value in about.adapters:
+        return about.adapters.index(value) + 1
+    retrieval = next((names for names in (_QUERY, _DOCUMENT) if value.lower() in names), ())
+    meant = (name for name in (*retrieval, "retrieval") if retrieval and name in about.adapters)
+    return next((about.adapters.index(name) + 1 for name in meant), 0)
+
+
 def _for_purpose(name: str, value: str, about: Description) -> tuple[str, int | None]:
     """The prompt, and most tokens where the folder says, of texts for `value`: a prompt's own name, or any API's word
     for queries or documents. A folder without a prompt for those has none before them, as in encode_query. ApiError
@@ -65,9 +78,9 @@ def _for_purpose(name: str, value: str, about: Description) -> tuple[str, int | 
         if purpose in words:
             texts = (about.text.prompts.get(one) for one in (value, *words))
             return next((text for text in texts if text), ""), length
-    if value in about.text.prompts:
-        return about.text.prompts[value], None
+    if value in about.text.prompts or value in about.adapters:
+        return about.text.prompts.get(value, about.text.default_prompt), None
     if purpose in _OTHER and not any(about.text.prompts.values()):
         return "", None
-    known = ", ".join(map(repr, dict.fromkeys(("query", "document", *about.text.prompts))))
+    known = ", ".join(map(repr, dict.fromkeys(("query", "document", *about.text.prompts, *about.adapters))))
     raise validation(f"`{name}` must be one of {known}; got {value[:40]!r}", param=name)

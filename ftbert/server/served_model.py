@@ -190,7 +190,7 @@ class ServedModel:
 
     async def compute(
         self, request: Request, kind: Kind, characters: int, encode: Callable[[], Encoded],
-        inline: int = INLINE_CHARACTERS,
+        inline: int = INLINE_CHARACTERS, adapter: int = 0,
     ) -> Computed:  # fmt: skip
         """Tokenises, sends to the engine with the least to do, waits. ApiError; Disconnected."""
         self.about  # noqa: B018 - 503 while it loads, before any work
@@ -200,6 +200,7 @@ class ServedModel:
         job = Job(
             next_id(), kind, encoded.ids, encoded.offsets, self.deadline(request),
             encoded.skip, encoded.types, encoded.marked, encoded.targets, encoded.keys, encoded.query,
+            adapter=adapter,
         )  # fmt: skip
         if request.disconnected:
             raise Disconnected

@@ -70,6 +70,9 @@ class Settings:
     )
     default_prompt: str | None = _flag(None, "put before every text")
     default_prompt_name: str | None = _flag(None, "one of the model's prompts")
+    task: str | None = _flag(
+        None, "of a model with an adapter for each: that of requests which name none", in_environment=False
+    )
     tokenization_workers: int = _flag(2, "threads of one worker that tokenise")
     json_output: bool = _flag(False, "log lines as JSON")
     otlp_endpoint: str | None = _flag(None, "URL of an OpenTelemetry collector (HTTP) for traces of requests")

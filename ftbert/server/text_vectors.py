@@ -31,7 +31,7 @@ def vectors(asked: Asked[Any], how: Reading, kind: Kind = Kind.EMBED) -> Corouti
     """rows: float32 [texts, hidden], as pooled; of Kind.TOKENS [tokens, hidden]."""
     encoder = asked.model.encoder()
     encode = partial(encoder.encode, asked.texts, how.prompt, how.truncate, how.side, how.most)
-    return asked.model.compute(asked.request, kind, characters(asked.texts), encode, encoder.inline)
+    return asked.model.compute(asked.request, kind, characters(asked.texts), encode, encoder.inline, how.adapter)
 
 
 def chunks(asked: Asked[Any], how: Reading) -> Coroutine[Any, Any, Computed]:
@@ -47,7 +47,7 @@ def chunks(asked: Asked[Any], how: Reading) -> Coroutine[Any, Any, Computed]:
         parts[i + 1] = part if apart else " " + part
     return asked.model.compute(
         asked.request, Kind.CHUNKS, characters(list(parts)), lambda: encoder.encode_chunks(parts, how.prompt),
-        encoder.inline,
+        encoder.inline, how.adapter,
     )  # fmt: skip
 
 
