@@ -2,61 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from language_models import random_llama
-from served import Served, in_thread
+from generation_servers import CHAT, MOST, Both, both_of, joined, streamed
+from served import in_thread
 from transformers import AutoModelForCausalLM
 
-import ftbert
-
 PROMPTS = ["hello world", "the café 中文", "two  spaces\nand"]
-CHAT = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
-MOST = 24
-
-
-@dataclass
-class Both:
-    """The library's model, and the same one served."""
-
-    model: ftbert.Model
-    server: Served
-
-    def text(self, prompt: Any, **how: Any) -> str:
-        (found,) = self.model.generate([prompt], **{"max_new_tokens": MOST, **how})
-        return found
 
 
 @pytest.fixture(scope="module", params=["bytes", "mark"])
 def both(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
-    folder = random_llama(tmp_path_factory.mktemp("llama"), request.param, max_position_embeddings=160)
-    with in_thread(("tiny", folder), generation_slots=3) as server:
-        yield Both(ftbert.load(folder), server)
-
-
-def events(body: bytes) -> list[Any]:
-    """Of server-sent events; the last is [DONE]."""
-    found = body.decode().split("\n\n")
-    assert found[-2:] == ["data: [DONE]", ""] and all(one.startswith("data: ") for one in found[:-1])
-    return [json.loads(one[6:]) for one in found[:-2]]
-
-
-def streamed(server: Served, path: str, body: dict[str, Any]) -> list[Any]:
-    reply = server.call("POST", path, {**body, "stream": True})
-    assert reply.status == 200, reply.body
-    assert reply.headers["content-type"] == "text/event-stream; charset=utf-8"
-    return events(reply.body)
-
-
-def joined(found: list[Any], choice: int = 0) -> str:
-    picked = [one for event in found for one in event["choices"] if one["index"] == choice]
-    return "".join(one["text"] if "text" in one else one["delta"].get("content", "") for one in picked)
+    with both_of(tmp_path_factory.mktemp("llama"), request.param) as found:
+        yield found
 
 
 # ---- OpenAI

@@ -1,0 +1,335 @@
+"""Streams of generated text: slow readers, clients that go, the server's end, errors in the middle, 64 at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from generation_servers import Both, both_of, events, joined, streamed
+from language_models import random_llama
+from served import Served, in_thread
+
+import ftbert
+from ftbert.server.batcher import Limits
+from ftbert.server.describe import describe
+from ftbert.server.description import Description, GenerationFacts
+from ftbert.server.engine import Engine
+from ftbert.server.writer import Writer
+
+
+class Token(NamedTuple):
+    """As of ftbert.decoding."""
+
+    place: int
+    id: int
+    end: str = ""
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+    cached: int = 0
+
+
+class Steps:
+    """A generation whose texts repeat their prompt's last id for ever; go: lets it step. It fails after `fails` steps."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots, self.texts, self.queue = slots, dict[int, Any](), deque[Any]()
+        self.go, self.lock, self.steps, self.fails = threading.Event(), threading.Lock(), 0, -1
+        self.go.set()
+        self.pause = 0.001
+
+    def add(self, request: Any) -> int:
+        with self.lock:
+            place = request["place"] = self.steps = self.steps + 1
+            self.queue.append(request)
+        return int(place)
+
+    def end(self, place: int) -> None:
+        with self.lock:
+            self.texts.pop(place, None)
+            self.queue = deque(one for one in self.queue if one["place"] != place)
+
+    def step(self) -> list[Token]:
+        time.sleep(self.pause)
+        assert self.go.wait(20)
+        if self.fails == 0:
+            raise RuntimeError("a secret text")
+        self.fails -= 1
+        with self.lock:
+            while self.queue and len(self.texts) < self.slots:
+                one = self.queue.popleft()
+                self.texts[one["place"]] = one
+            made = []
+            for place, one in list(self.texts.items()):
+                one["most"] -= 1
+                made.append(Token(place, one["id"], "" if one["most"] else "length"))
+                if not one["most"]:
+                    del self.texts[place]
+            return made
+
+    def reset(self) -> None:
+        self.texts.clear()
+        self.queue.clear()
+
+
+def request(ids: list[int], writing: Any) -> dict[str, int]:
+    return {"id": ids[-1], "most": writing.max_new_tokens}
+
+
+class Compute:
+    def launch(self, batch: Any) -> Callable[[], Any]:
+        return lambda: np.zeros((batch.texts, 4), np.float32)
+
+    def free_memory(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_llama(tmp_path_factory.mktemp("llama"), max_position_embeddings=160)
+
+
+@pytest.fixture(scope="module")
+def about(folder: Path) -> Any:
+    from ftbert.server import Settings
+
+    return describe(ftbert.load(folder), "tiny", "tiny", Settings((("tiny", str(folder)),)))
+
+
+@contextmanager
+def steps_of(about: Description, folder: Path, slots: int = 2, **settings: Any) -> Iterator[tuple[Served, Steps]]:
+    import msgspec
+
+    steps = Steps(slots)
+    facts = GenerationFacts(slots, 1 << 20, False, "{{ messages[-1].content }}", {}, {}, [])
+
+    def load(settings: Any, which: int, device: str, threads: Any, row: Any, alone: Any) -> Any:
+        writer = Writer(steps, request, slots, row)
+        engine = Engine(Compute(), Limits(512), 1e6, row, writer)
+        return engine, msgspec.structs.replace(about, generation=facts)
+
+    with in_thread(("tiny", folder), load=load, **settings) as server:
+        yield server, steps
+
+
+def connected(server: Served, body: dict[str, Any], path: str = "/v1/completions", version: str = "1.1") -> socket.socket:
+    data = json.dumps(body).encode()
+    client = socket.create_connection(("127.0.0.1", server.port))
+    client.settimeout(20)
+    client.sendall(f"POST {path} HTTP/{version}\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data)
+    return client
+
+
+def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def read(client: socket.socket, end: bytes) -> bytes:
+    found = b""
+    while not found.endswith(end):
+        piece = client.recv(65536)
+        assert piece, found[-300:]
+        found += piece
+    return found
+
+
+LONG = {"prompt": "a", "max_tokens": 1 << 19, "stream": True}
+LAST = b"data: [DONE]\n\n\r\n0\r\n\r\n"
+
+
+def test_a_connection_lives_on_after_a_stream(about: Any, folder: Path) -> None:
+    with steps_of(about, folder) as (server, _), connected(server, {"prompt": "a", "max_tokens": 3, "stream": True}) as client:
+        found = read(client, LAST)
+        assert b"transfer-encoding: chunked\r\n" in found and b"connection: close" not in found
+        client.sendall(b"GET /live HTTP/1.1\r\n\r\n")
+        assert read(client, b"\r\n\r\n").startswith(b"HTTP/1.1 200")
+
+
+def test_http_1_0_reads_to_the_end(about: Any, folder: Path) -> None:
+    with steps_of(about, folder) as (server, _):
+        with connected(server, {"prompt": "a", "max_tokens": 3, "stream": True}, version="1.0") as client:
+            found = b"".join(iter(lambda: client.recv(65536), b""))
+        head, _, body = found.partition(b"\r\n\r\n")
+        assert b"connection: close" in head and b"transfer-encoding" not in head
+        assert joined(events(body)) == "aaa"
+
+
+def test_requests_in_a_row_are_answered_in_turn(about: Any, folder: Path) -> None:
+    with steps_of(about, folder) as (server, _), connected(server, {"prompt": "a", "max_tokens": 9, "stream": True}) as client:
+        client.sendall(b"GET /live HTTP/1.1\r\n\r\n")
+        found = read(client, b"content-length: 0\r\n\r\n")
+        assert found.index(LAST) < found.index(b"HTTP/1.1 200 OK\r\ncontent-length: 0")
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/completion", "/api/generate", "/api/chat"])
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_client_that_goes_frees_its_slot(about: Any, folder: Path, path: str, streams: bool) -> None:
+    body = {"model": "tiny", "prompt": "a", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1 << 19, "n_predict": 1 << 19, "stream": streams}
+    with steps_of(about, folder, answer_limit=1 << 40) as (server, steps):
+        with connected(server, body, path) as client:
+            until(lambda: len(steps.texts) == 1)
+            if streams:
+                client.recv(100)
+        until(lambda: not steps.texts, 2)
+        assert server.post("/v1/completions", {"prompt": "b", "max_tokens": 3})["choices"][0]["text"] == "bbb"
+
+
+def test_a_client_may_go_at_any_byte(about: Any, folder: Path) -> None:
+    """Of its request and of the answer; what is left has nothing of it."""
+    body = json.dumps({**LONG, "max_tokens": 1 << 18}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    with steps_of(about, folder) as (server, steps):
+        for cut in range(1, len(head + body), 7):
+            with socket.create_connection(("127.0.0.1", server.port)) as client:
+                client.sendall((head + body)[:cut])
+        for size in range(1, 700, 37):
+            with connected(server, json.loads(body)) as client:
+                got = 0
+                while got < size:
+                    got += len(client.recv(size - got))
+        until(lambda: not steps.texts and not steps.queue)
+        assert server.post("/v1/completions", {"prompt": "b", "max_tokens": 3})["choices"][0]["text"] == "bbb"
+
+
+def test_who_sends_no_more_still_reads(about: Any, folder: Path) -> None:
+    """And no 100 Continue stands between the pieces; one that is gone is noticed."""
+    with steps_of(about, folder) as (server, steps):
+        steps.pause = 0.02
+        with connected(server, {"prompt": "a", "max_tokens": 12, "stream": True}) as client:
+            read(client, b"\n\n\r\n")
+            client.shutdown(socket.SHUT_WR)
+            rest = b"".join(iter(lambda: client.recv(65536), b""))
+        assert rest.endswith(LAST) and b"100 Continue" not in rest
+
+
+def test_a_slow_reader_holds_up_itself_alone(about: Any, folder: Path) -> None:
+    """Its text is made to the end and its slot is free; what it does not read in time ends its connection."""
+    with steps_of(about, folder, body_timeout=1.5) as (server, steps):
+        steps.pause = 0.0
+        slow = socket.socket()
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect(("127.0.0.1", server.port))
+        slow.settimeout(20)
+        data = json.dumps({**LONG, "max_tokens": 60_000, "logprobs": 0}).encode()
+        slow.sendall(b"POST /v1/completions HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (len(data), data))
+        until(lambda: len(steps.texts) == 1)
+        began = time.monotonic()
+        assert joined(streamed(server, "/v1/completions", {"prompt": "b", "max_tokens": 3})) == "bbb"
+        assert time.monotonic() - began < 1.5
+        until(lambda: not steps.texts, 20)
+        time.sleep(2)
+        got = 0
+        with pytest.raises((ConnectionResetError, EOFError)):
+            while True:
+                piece = slow.recv(1 << 20)
+                got += len(piece)
+                if not piece or b"[DONE]" in piece:
+                    raise EOFError
+        assert got < 8 << 20
+        slow.close()
+
+
+def test_what_fails_in_the_middle_is_told(about: Any, folder: Path) -> None:
+    with steps_of(about, folder) as (server, steps):
+        for path, body in (("/v1/completions", LONG), ("/api/generate", {"model": "tiny", "prompt": "a", "options": {"num_predict": 1 << 18}})):
+            with connected(server, body, path) as client:
+                found = client.recv(65536)
+                steps.fails = 0
+                found += read(client, b"\r\n0\r\n\r\n")
+            steps.fails = -1
+            assert b"a secret text" not in found
+            told = found.rpartition(b"\r\n0\r\n\r\n")[0].rpartition(b"\r\n")[2]
+            if path == "/v1/completions":
+                kind, _, data = told.partition(b"\n")
+                assert kind == b"event: error" and json.loads(data[6:])["error"]["message"] == "the computation failed (RuntimeError)"
+            else:
+                assert json.loads(told)["error"] == "the computation failed (RuntimeError)"
+        assert server.post("/v1/completions", {"prompt": "b", "max_tokens": 3})["choices"][0]["text"] == "bbb"
+        steps.fails = 0
+        assert server.call("POST", "/v1/completions", {"prompt": "b", "max_tokens": 3, "stream": True}).status == 424
+
+
+def test_what_has_no_slot_waits_or_is_refused(about: Any, folder: Path) -> None:
+    with steps_of(about, folder, slots=1, request_timeout=3.0) as (server, steps), ThreadPoolExecutor(8) as threads:
+        assert server.post("/v1/completions", {"prompt": "b", "max_tokens": 50})["usage"]["completion_tokens"] == 50
+        waiting = [threads.submit(server.post, "/v1/completions", {"prompt": "c", "max_tokens": 40}) for _ in range(6)]
+        assert all(one.result()["choices"][0]["text"] == "c" * 40 for one in waiting)
+        steps.pause = 0.05
+        assert server.post("/v1/completions", {"prompt": "b", "max_tokens": 60})  # 3 s: the next would take as long
+        with connected(server, LONG) as client:
+            client.recv(100)
+            reply = server.call("POST", "/v1/completions", {"prompt": "b", "max_tokens": 3}, {"x-request-timeout": "0.3"})
+            assert reply.status == 429 and int(reply.headers["retry-after"]) >= 1
+        # One that is admitted, and has no slot in time.
+        steps.pause = 0.001
+        until(lambda: not steps.texts)
+        for _ in range(20):
+            server.post("/v1/completions", {"prompt": "b", "max_tokens": 1})
+        with connected(server, LONG) as client:
+            client.recv(100)
+            reply = server.call("POST", "/v1/completions", {"prompt": "b", "max_tokens": 3}, {"x-request-timeout": "0.3"})
+            assert reply.status == 503 and "deadline" in reply.json()["message"]
+        until(lambda: not steps.texts and not steps.queue)
+
+
+def test_streams_end_in_order_when_the_server_ends(about: Any, folder: Path) -> None:
+    """A short one by itself, long ones with an error in time."""
+    with ThreadPoolExecutor(4) as threads:
+        with steps_of(about, folder, slots=2, shutdown_timeout=2.0) as (server, steps):
+            steps.pause = 0.01
+            long, short = connected(server, LONG), connected(server, {"prompt": "b", "max_tokens": 60, "stream": True})
+            until(lambda: len(steps.texts) == 2)
+            waits = connected(server, LONG)
+            until(lambda: len(steps.queue) == 1)
+            clients = (long, short, waits)
+            readers = [threads.submit(lambda one=one: b"".join(iter(lambda: one.recv(65536), b""))) for one in clients]
+            began = time.monotonic()
+        assert time.monotonic() - began < 4
+        found = [one.result() for one in readers]
+    assert found[1].endswith(LAST) and b'"finish_reason":"length"' in found[1]
+    for one in (found[0], found[2]):
+        assert one.endswith(b"\r\n0\r\n\r\n") and b"event: error\ndata: " in one and b"the server is shutting down" in one
+    for client in clients:
+        client.close()
+
+
+# ---- with a real model
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
+    with both_of(tmp_path_factory.mktemp("both"), generation_slots=5) as found:
+        yield found
+
+
+def test_nothing_of_one_text_reaches_another(both: Both) -> None:
+    """64 streams at a time through 5 slots, drawn and greedy, some cancelled: each is the library's own for its canary."""
+    prompts = [f"canary {i}: {'hello world ' * (i % 4)}{i * 7919}" for i in range(64)]
+    bodies = [{"prompt": one, "max_tokens": 20, "temperature": i % 2, "seed": i} for i, one in enumerate(prompts)]
+    want = [both.text(one, max_new_tokens=20, temperature=float(i % 2), seed=i) for i, one in enumerate(prompts)]
+    assert len(set(want)) == 64
+
+    async def run(i: int) -> str:
+        if i % 8 == 7:
+            with connected(both.server, {**bodies[i], "stream": True, "max_tokens": 100}):
+                await asyncio.sleep(0.01)
+        return joined(await asyncio.to_thread(streamed, both.server, "/v1/completions", bodies[i]))
+
+    async def all_of_them() -> list[str]:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(64))
+        return await asyncio.gather(*map(run, range(64)))
+
+    assert asyncio.run(all_of_them()) == want
