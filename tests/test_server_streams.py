@@ -5,20 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import pytest
 from generation_servers import Both, both_of, events, joined, streamed
 from language_models import random_llama
 from served import Served, in_thread
+from stub_generation import Compute, Steps, request, until
 
 import ftbert
 from ftbert.server.batcher import Limits
@@ -26,72 +24,6 @@ from ftbert.server.describe import describe
 from ftbert.server.description import Description, GenerationFacts
 from ftbert.server.engine import Engine
 from ftbert.server.writer import Writer
-
-
-class Token(NamedTuple):
-    """As of ftbert.decoding."""
-
-    place: int
-    id: int
-    end: str = ""
-    logprob: float | None = None
-    top: tuple[tuple[int, float], ...] = ()
-    cached: int = 0
-
-
-class Steps:
-    """A generation whose texts repeat their prompt's last id for ever; go: lets it step. It fails after `fails` steps."""
-
-    def __init__(self, slots: int) -> None:
-        self.slots, self.texts, self.queue = slots, dict[int, Any](), deque[Any]()
-        self.go, self.lock, self.steps, self.fails = threading.Event(), threading.Lock(), 0, -1
-        self.go.set()
-        self.pause = 0.001
-
-    def add(self, request: Any) -> int:
-        with self.lock:
-            place = request["place"] = self.steps = self.steps + 1
-            self.queue.append(request)
-        return int(place)
-
-    def end(self, place: int) -> None:
-        with self.lock:
-            self.texts.pop(place, None)
-            self.queue = deque(one for one in self.queue if one["place"] != place)
-
-    def step(self) -> list[Token]:
-        time.sleep(self.pause)
-        assert self.go.wait(20)
-        if self.fails == 0:
-            raise RuntimeError("a secret text")
-        self.fails -= 1
-        with self.lock:
-            while self.queue and len(self.texts) < self.slots:
-                one = self.queue.popleft()
-                self.texts[one["place"]] = one
-            made = []
-            for place, one in list(self.texts.items()):
-                one["most"] -= 1
-                made.append(Token(place, one["id"], "" if one["most"] else "length"))
-                if not one["most"]:
-                    del self.texts[place]
-            return made
-
-    def reset(self) -> None:
-        self.texts.clear()
-        self.queue.clear()
-
-
-def request(ids: list[int], writing: Any) -> dict[str, int]:
-    return {"id": ids[-1], "most": writing.max_new_tokens}
-
-
-class Compute:
-    def launch(self, batch: Any) -> Callable[[], Any]:
-        return lambda: np.zeros((batch.texts, 4), np.float32)
-
-    def free_memory(self) -> None:
-        pass
 
 
 @pytest.fixture(scope="module")
@@ -128,13 +60,6 @@ def connected(server: Served, body: dict[str, Any], path: str = "/v1/completions
     client.settimeout(20)
     client.sendall(f"POST {path} HTTP/{version}\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n".encode() + data)
     return client
-
-
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def read(client: socket.socket, end: bytes) -> bytes:
@@ -217,20 +142,20 @@ def test_who_sends_no_more_still_reads(about: Any, folder: Path) -> None:
 
 def test_a_slow_reader_holds_up_itself_alone(about: Any, folder: Path) -> None:
     """Its text is made to the end and its slot is free; what it does not read in time ends its connection."""
-    with steps_of(about, folder, body_timeout=1.5) as (server, steps):
+    with steps_of(about, folder, body_timeout=0.7) as (server, steps):
         steps.pause = 0.0
         slow = socket.socket()
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         slow.connect(("127.0.0.1", server.port))
         slow.settimeout(20)
-        data = json.dumps({**LONG, "max_tokens": 60_000, "logprobs": 0}).encode()
+        data = json.dumps({**LONG, "max_tokens": 20_000, "logprobs": 0}).encode()
         slow.sendall(b"POST /v1/completions HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (len(data), data))
         until(lambda: len(steps.texts) == 1)
         began = time.monotonic()
         assert joined(streamed(server, "/v1/completions", {"prompt": "b", "max_tokens": 3})) == "bbb"
         assert time.monotonic() - began < 1.5
         until(lambda: not steps.texts, 20)
-        time.sleep(2)
+        time.sleep(1)
         got = 0
         with pytest.raises((ConnectionResetError, EOFError)):
             while True:
