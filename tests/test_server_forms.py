@@ -366,7 +366,7 @@ def test_an_instruction_in_a_reranker_s_prompt(tmp_path: Path, tiny_bert: Callab
     ],
 )  # fmt: skip
 def test_prompts_with_a_place(prompt: str, want: str | None) -> None:
-    about: Any = SimpleNamespace(text=SimpleNamespace(default_prompt="", prompts={"q": prompt}))
+    about: Any = SimpleNamespace(adapters=[], text=SimpleNamespace(default_prompt="", prompts={"q": prompt}))
     for chosen in (None, prompt):
         if want is None:
             with pytest.raises(ApiError, match="has.* place for one"):

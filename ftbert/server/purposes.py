@@ -80,7 +80,7 @@ def _for_purpose(name: str, value: str, about: Description) -> tuple[str, int | 
             return next((text for text in texts if text), ""), length
     if value in about.text.prompts or value in about.adapters:
         return about.text.prompts.get(value, about.text.default_prompt), None
-    if purpose in _OTHER and not any(about.text.prompts.values()):
+    if purpose in _OTHER and not about.adapters and not any(about.text.prompts.values()):
         return "", None
     known = ", ".join(map(repr, dict.fromkeys(("query", "document", *about.text.prompts, *about.adapters))))
     raise validation(f"`{name}` must be one of {known}; got {value[:40]!r}", param=name)
