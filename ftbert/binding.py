@@ -6,6 +6,7 @@ checkout, where sources may be newer than the core, `make build` does it.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -86,6 +87,8 @@ def _compile(compiler: str, folder: Path, torch: Path, file: Path, otherwise: st
         ]  # fmt: skip
         here = {**os.environ, "TMPDIR": scratch}
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=here)
+        if (full := os.strerror(errno.ENOSPC)) in done.stderr:
+            raise OSError(errno.ENOSPC, full, str(file.parent))  # `_place` says what to do
         if done.returncode:
             log = file.with_suffix(".log")
             log.write_text(f"{' '.join(command)}\n{done.stderr}", encoding="utf-8")

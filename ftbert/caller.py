@@ -6,7 +6,7 @@ import sys
 import warnings
 from types import FrameType
 
-_WITHIN = ("ftbert", "torch")  # of torch: the frames of its decorators between ours
+_WITHIN = ("ftbert", "torch", "contextlib")  # the frames of decorators between ours
 
 
 def warn_caller(text: str) -> None:

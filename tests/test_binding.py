@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,9 +22,10 @@ echo made > "$2"
 """
 BROKEN = """#!/bin/sh
 echo "In file included from x.h:" >&2
-echo "x.cpp:3: fatal error: No space left on device" >&2
+echo "x.cpp:3: fatal error: {reason}" >&2
 exit 1
 """
+FULL = os.strerror(errno.ENOSPC)
 
 
 @pytest.fixture
@@ -38,8 +40,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "lib"
 
 
-def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> None:
-    (tmp_path / "compiler").write_text(program.format(notes=tmp_path / "notes"))
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, reason: str = "") -> None:
+    (tmp_path / "compiler").write_text(program.format(notes=tmp_path / "notes", reason=reason))
     (tmp_path / "compiler").chmod(0o755)
     monkeypatch.setenv("CXX", str(tmp_path / "compiler"))
 
@@ -89,9 +91,9 @@ def test_no_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_compiler_that_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler(folder.parent, monkeypatch, BROKEN)
+    compiler(folder.parent, monkeypatch, BROKEN, "no member named 'sizes'")
     said = refused(folder)
-    assert "x.cpp:3: fatal error: No space left on device" in said
+    assert "x.cpp:3: fatal error: no member named 'sizes'" in said
     log = next((folder.parent / "cache").rglob("*.log"))
     assert str(log) in said and "In file included from" in log.read_text()
 
@@ -104,12 +106,16 @@ def test_no_place_for_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FTBERT_CACHE", str(folder.parent / "cache"))
 
     def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise OSError(errno.ENOSPC, FULL)
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "replace", full)
         said = refused(folder)
-    assert "a folder with room" in said and "No space left on device" in said
+    assert "a folder with room" in said and FULL in said
+    with monkeypatch.context() as patched:
+        compiler(folder.parent, patched, BROKEN, FULL)
+        said = refused(folder)
+    assert "a folder with room" in said and FULL in said and str(folder.parent / "cache") in said
     (folder.parent / "cache").chmod(0o777)
     assert "others can write to" in refused(folder)
 
@@ -199,3 +205,33 @@ def test_a_second_copy_in_a_process(tmp_path: Path) -> None:
         f"loaded {one}",
         f"{begins} its file was replaced since; {start}",
     ]
+
+
+# Loads a model and computes; fails where the package's folder is written to. (Python's own .pyc files aside.)
+READ_ONLY = """
+import os, sys
+
+sys.dont_write_bytecode = True
+import ftbert
+
+package = os.path.dirname(ftbert.__file__)
+
+def audit(event, arguments):
+    path = arguments[0] if arguments else None
+    writes = event in ("os.mkdir", "os.remove", "os.rename", "os.chmod", "shutil.copyfile") or (
+        event == "open" and (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+    )
+    if writes and isinstance(path, (str, os.PathLike)) and os.path.abspath(path).startswith(package):
+        print(event, path, flush=True)
+
+sys.addaudithook(audit)
+print(ftbert.load(sys.argv[1]).encode(["a text", "another"]).shape[0])
+"""
+
+
+def test_the_package_is_not_written_to(tmp_path: Path, tiny_bert: Callable[..., Path]) -> None:
+    """It may be on a read-only disk."""
+    environment = {**os.environ, "FTBERT_CACHE": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", READ_ONLY, str(tiny_bert(tmp_path))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert (done.returncode, done.stdout.split()) == (0, ["2"]), done.stderr

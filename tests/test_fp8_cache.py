@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -214,6 +215,42 @@ def test_without_a_cache_nothing_is_left(
             assert stored.config.encoder.has_8_bits and stored.folder is not None and stored.folder.exists()
         assert not stored.folder.exists() and not list((tmp_path / "temporary").iterdir())
     assert made == [folder.name] * 2 and not list(cached.glob("*"))
+
+
+def test_a_cache_without_room(
+    folder: Path, cached: Path, made: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is made elsewhere, and the cache is left as it was; another failure is told as it is."""
+    quantize = cache.quantize
+
+    def failing(code: int) -> None:
+        def into(source: Path, target: Path, **how: Any) -> None:
+            if target.is_relative_to(cached):
+                raise OSError(code, os.strerror(code), str(target))
+            quantize(source, target, **how)
+
+        monkeypatch.setattr(cache, "quantize", into)
+
+    failing(errno.ENOSPC)
+    with (
+        pytest.warns(UserWarning, match="not kept: the cache has no room; FTBERT_CACHE names another .*No space left"),
+        in_8_bits(open_checkpoint(folder), FP8, CPU) as stored,
+    ):
+        assert stored.config.encoder.has_8_bits and stored.folder is not None
+    assert made == [folder.name] and not [path for path in cached.iterdir() if path.suffix != ".lock"]
+    assert not stored.folder.exists()
+    failing(errno.EIO)
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)), pytest.warns(UserWarning), in_8_bits(
+        open_checkpoint(folder), FP8, CPU
+    ):
+        pass
+
+
+def test_the_warning_names_the_callers_line(folder: Path, cached: Path) -> None:
+    """Not that of contextlib, by which it comes."""
+    with pytest.warns(UserWarning, match="made fp8") as said, in_8_bits(open_checkpoint(folder), FP8, CPU):
+        pass
+    assert [warning.filename for warning in said] == [__file__]
 
 
 def test_one_that_was_broken_is_made_again(folder: Path, cached: Path, made: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -27,6 +28,7 @@ from ftbert.text import TOKENIZER_FILES
 from ftbert.user_cache import cache_folder, locked, make_private, untrusted
 from ftbert.version import __version__
 
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 FORMAT = 2  # counts up where `quantize` makes other numbers of the same model and texts
 
 
@@ -36,8 +38,8 @@ def in_8_bits(checkpoint: Checkpoint, dtype: Dtype, device: torch.device, verify
     context.
 
     It is kept in the user's cache, and made again when its source changes, or where it is damaged, which verify=False
-    leaves out. Several processes make it once; where the cache is off or not to be used, it is made each time and
-    removed. Warns when it is made. q8_0 asks no texts, and is made as it is read. Errors as of `quantize`.
+    leaves out. Several processes make it once; where the cache is off, full or not to be used, it is made each time
+    and removed. Warns when it is made. q8_0 asks no texts, and is made as it is read. Errors as of `quantize`.
     """
     if dtype == Q8_0:
         yield in_q8_0(checkpoint)
@@ -62,18 +64,24 @@ def in_8_bits(checkpoint: Checkpoint, dtype: Dtype, device: torch.device, verify
             (lock := target.with_name(f"{target.name}.lock")).touch()
         except OSError as error:
             why = f"the cache cannot be written ({error})"
-    where = checkpoint.source.where
-    if why or target is None:
-        with TemporaryDirectory(prefix="ftbert-8-bits-") as folder:
-            _warn(where, dtype, f"not kept: {why}")
-            yield _made(source, Path(folder) / "stored", dtype, device)
+    where, found_now = checkpoint.source.where, None
+    if target is not None and not why:
+        with locked(lock):
+            found_now = _complete(target, verify)  # by another process, while this one waited
+            if found_now is None:
+                _warn(where, dtype, f"kept in {target}")
+                try:
+                    found_now = _kept(checkpoint, target, dtype, device)
+                except OSError as error:
+                    if error.errno not in _NO_ROOM:
+                        raise
+                    why = f"the cache has no room; FTBERT_CACHE names another folder ({error})"
+    if found_now is not None:
+        yield found_now
         return
-    with locked(lock):
-        found_now = _complete(target, verify)  # by another process, while this one waited
-        if found_now is None:
-            _warn(where, dtype, f"kept in {target}")
-            found_now = _kept(checkpoint, target, dtype, device)
-    yield found_now
+    with TemporaryDirectory(prefix="ftbert-8-bits-") as folder:
+        _warn(where, dtype, f"not kept: {why}")
+        yield _made(source, Path(folder) / "stored", dtype, device)
 
 
 @contextmanager
