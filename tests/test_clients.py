@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from language_models import random_llama
 from served import ROOT, Served, in_thread, with_head
 
 import ftbert
@@ -18,6 +19,7 @@ import ftbert
 EXAMPLES = ROOT / "examples" / "clients"
 EMBED = sorted(EXAMPLES.glob("*_embed.py"))
 RERANK = sorted(EXAMPLES.glob("*_rerank.py"))
+CHAT = sorted(EXAMPLES.glob("*_chat.py"))
 KEY = "a-key"
 # They see this machine alone: no proxy, no telemetry.
 QUIET = {"no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1", "HF_HUB_DISABLE_TELEMETRY": "1", "HAYSTACK_TELEMETRY_ENABLED": "False"}
@@ -35,12 +37,12 @@ def python() -> str:
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Callable[..., Path]) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("models")
-    return {"rank": with_head(root, 1, tiny_bert), "embed": tiny_bert(root)}
+    return {"rank": with_head(root, 1, tiny_bert), "embed": tiny_bert(root), "chat": random_llama(root / "chat")}
 
 
 @pytest.fixture(scope="module")
 def server(folders: dict[str, Path]) -> Iterator[Served]:
-    with in_thread(("embed", folders["embed"]), ("rank", folders["rank"]), api_key=KEY) as one:
+    with in_thread(*((name, folders[name]) for name in ("embed", "rank", "chat")), api_key=KEY) as one:
         yield one
 
 
@@ -65,7 +67,7 @@ def close(got: Any, want: Any) -> None:
 
 def test_every_example_is_run() -> None:
     assert len(EMBED) >= 12 and len(RERANK) >= 3
-    assert sorted([*EMBED, *RERANK]) == sorted(EXAMPLES.glob("*.py"))
+    assert len(CHAT) >= 4 and sorted([*EMBED, *RERANK, *CHAT]) == sorted(EXAMPLES.glob("*.py"))
 
 
 @pytest.mark.parametrize("example", EMBED, ids=lambda path: path.stem)
@@ -90,6 +92,15 @@ def test_rerank(python: str, server: Served, folders: dict[str, Path], example: 
     assert len(texts) >= 3 and min(-np.diff([one["score"] for one in want])) > 1e-3
     assert [text for text, _ in found] == [texts[one["corpus_id"]] for one in want]
     close([score for _, score in found], [one["score"] for one in want])
+
+
+@pytest.mark.parametrize("example", CHAT, ids=lambda path: path.stem)
+def test_chat(python: str, server: Served, folders: dict[str, Path], example: Path) -> None:
+    """Whole and streamed."""
+    [found] = printed(python, example, server)
+    asked = [{"role": "user", "content": "Where is Oslo?"}]
+    (want,) = ftbert.load(folders["chat"]).generate([asked], max_new_tokens=40)
+    assert found == [want, want] and len(want) > 10
 
 
 def test_a_wrong_key_is_refused(python: str, server: Served) -> None:
