@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ftbert.torch_release import NO_TORCH
 from ftbert.version import __version__
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def __getattr__(name: str) -> Any:
         except ModuleNotFoundError as error:
             if error.name != "torch":
                 raise
-            raise ImportError("ftbert runs on torch, and none is here: `pip install torch`") from error
+            raise ImportError(NO_TORCH) from error
     raise AttributeError(f"module 'ftbert' has no attribute {name!r}")
 
 

@@ -32,11 +32,11 @@ def compiled(folder: Path, known: list[str], torch: Path, version: str) -> Path:
     sources = folder / "csrc" / "binding"
     none = f"ftbert has bindings for torch {', '.join(known) or 'of no release'}, and this is torch {version}"
     other = f"install torch {known[-1]} (`pip install 'torch=={known[-1]}.*'`)" if known else "install ftbert again"
-    if not sources.is_dir():
-        raise ImportError(f"{none}; build it beside this one (`make build`), or {other}")
     release = torch_release(version).split(".")
     if tuple(int(part) for part in release[:2]) < _OLDEST:
         raise ImportError(f"{none}; ftbert needs torch {'.'.join(map(str, _OLDEST))} or later: {other}")
+    if not sources.is_dir():
+        raise ImportError(f"{none}; build it beside this one (`make build`), or {other}")
     compiler = os.environ.get("CXX") or next(filter(shutil.which, _COMPILERS), None)
     if compiler is None:
         raise ImportError(f"{none}; a C++ compiler would build one, and none is here: {other}, or apt install g++")

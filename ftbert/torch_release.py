@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+NO_TORCH = "ftbert runs on torch, and none is here: `pip install torch`"
+
 
 def torch_release(version: str) -> str:
     """The versions that run what was compiled against this one: "2.13" for 2.13.1+cpu, whatever its CUDA. A build

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from ftbert import _library, binding
+from ftbert.torch_release import NO_TORCH
 
 # Notes its arguments and leaves what it was asked for.
 COMPILER = """#!/bin/sh
@@ -125,6 +126,7 @@ def test_a_checkout_says_make_build(folder: Path) -> None:
         file.unlink()
     (folder / "csrc" / "binding").rmdir()
     assert "build it beside this one (`make build`)" in refused(folder)
+    assert "make build" not in refused(folder, "2.8.1")
 
 
 def test_words_of_a_library_that_does_not_load(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +152,19 @@ def test_without_torch() -> None:
     program = "import sys; sys.modules['torch'] = None; import ftbert; print(ftbert.__version__); ftbert.load"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 1 and done.stdout
-    assert done.stderr.splitlines()[-1].startswith("ImportError: ftbert runs on torch, and none is here: `pip install torch`")
+    assert done.stderr.splitlines()[-1] == f"ImportError: {NO_TORCH}"
+    program = "import sys; sys.modules['torch'] = None; from ftbert.cli import main; sys.exit(main(['info', 'x']))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, f"ftbert: error: {NO_TORCH}\n")
+
+
+def test_a_command_with_a_torch_that_does_not_fit() -> None:
+    """One line, without the name of an exception."""
+    program = "import sys, torch; torch.__version__ = '2.8.1'; from ftbert.cli import main; sys.exit(main(['info']))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and done.stderr.startswith("ftbert: error: ftbert has bindings for torch ")
+    assert "and this is torch 2.8.1; ftbert needs torch 2.9 or later: install torch" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_without_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

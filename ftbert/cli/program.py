@@ -14,6 +14,7 @@ from typing import Any
 
 from ftbert.cli import chat, command, embed, generate, models, serve, tune
 from ftbert.cli.command import INTERRUPTED, TERMINATED
+from ftbert.torch_release import NO_TORCH
 from ftbert.version import told
 
 
@@ -70,9 +71,13 @@ def _one_line(error: Exception) -> str:
         return f"{error.filename}: {error.strerror}"
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return f"standard output: {error.strerror}"  # of all else the name is known
+    if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+        return NO_TORCH
     text = " ".join(str(error).split())
-    # Ours explain themselves; of anything else the type is needed to make sense of it.
-    explained = isinstance(error, (ValueError, TypeError, OSError, RuntimeError)) and text
+    # Ours explain themselves; of anything else the type is needed to make sense of it. Python's own ImportErrors have a
+    # module's name.
+    ours = isinstance(error, ImportError) and error.name is None
+    explained = (ours or isinstance(error, (ValueError, TypeError, OSError, RuntimeError))) and text
     return text if explained else f"{type(error).__name__}: {text} (FTBERT_DEBUG=1 shows where)"
 
 
