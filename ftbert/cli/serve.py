@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ftbert.cli import command
-from ftbert.server import FLAGS, Flag, Settings, from_environment
+from ftbert.server import FLAGS, Flag, Settings, from_environment, models_in
 
 
 def add_to(commands: command.Commands) -> None:
@@ -22,7 +22,7 @@ def add_to(commands: command.Commands) -> None:
         "          ftbert serve search=minilm rank=my-reranker --device cuda --dtype fp16",
         model=False,
     )
-    parser.add_argument("model", metavar="[NAME=]MODEL", nargs="+", help="requests that name none: the first that fits")
+    parser.add_argument("model", metavar="[NAME=]MODEL", nargs="*", help="requests that name none: the first that fits")
     parser.add_argument(
         "--device", default="cpu",
         help="cpu, cuda or cuda:* (every GPU), or a list: cuda:0,cuda:1; one engine each (default cpu)",
@@ -62,15 +62,23 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def settings_of(options: argparse.Namespace, environment: dict[str, str]) -> Settings:
-    """The command line goes before the environment. ValueError for two models of one name, or an unknown device."""
+    """The command line goes before the environment. ValueError for two models of one name, for
+    none, or an unknown device."""
     given = from_environment(environment)
     given |= {flag.field: value for flag in FLAGS if (value := getattr(options, flag.field)) is not None}
     devices = _devices(options.device)
     name = options.served_model_name or environment.get("SERVED_MODEL_NAME")
     if options.parallel is not None and len(devices) < 2:
         raise ValueError(f"--parallel {options.parallel} is over several devices; got --device {options.device}")
-    models = _models(options.model, name)
-    return Settings(models=models, devices=devices, dtype=options.dtype, parallel=options.parallel, **given)
+    models, others = _models(options.model, name), models_in(given["models_dir"]) if given.get("models_dir") else ()
+    if not models and not others:
+        raise ValueError("expected a MODEL, or --models-dir with a folder of models")
+    if same := {name for name, _ in models} & {name for name, _ in others}:
+        raise ValueError(f"a model and one of --models-dir have one name: {', '.join(sorted(same))}. Write NAME=MODEL")
+    return Settings(
+        models=models + others, on_demand=len(others), devices=devices, dtype=options.dtype, parallel=options.parallel,
+        **given,
+    )  # fmt: skip
 
 
 def _models(given: list[str], served: str | None) -> tuple[tuple[str, str], ...]:
@@ -81,7 +89,7 @@ def _models(given: list[str], served: str | None) -> tuple[tuple[str, str], ...]
             name, source = "", text
         found.append((name or Path(source).name or source, source))
     if served is not None:
-        if len(found) > 1:
+        if len(found) != 1:
             raise ValueError("--served-model-name is for a single model: write NAME=MODEL for each of several")
         found = [(served, found[0][1])]
     names = [name for name, _ in found]

@@ -9,15 +9,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ftbert.server.catalogue import models_in
     from ftbert.server.process import check_extra
     from ftbert.server.settings import FLAGS, Flag, Settings, from_environment
     from ftbert.server.supervisor import serve
 
-__all__ = ["FLAGS", "Flag", "Settings", "check_extra", "from_environment", "serve"]
+__all__ = ["FLAGS", "Flag", "Settings", "check_extra", "from_environment", "models_in", "serve"]
 
 _HOMES = {
     "FLAGS": "settings", "Flag": "settings", "Settings": "settings", "check_extra": "process",
-    "from_environment": "settings", "serve": "supervisor",
+    "from_environment": "settings", "models_in": "catalogue", "serve": "supervisor",
 }  # fmt: skip
 
 

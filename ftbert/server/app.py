@@ -21,6 +21,7 @@ from ftbert.server.logs import LOG, AccessLog
 from ftbert.server.memory import Memory
 from ftbert.server.messages import Request, Response
 from ftbert.server.metrics import Metrics, Row
+from ftbert.server.on_demand import OnDemand
 from ftbert.server.served_model import Computed, ServedModel
 from ftbert.server.settings import Settings
 from ftbert.server.tracing import Tracer
@@ -82,6 +83,7 @@ class App:
             ServedModel(name, source, own, settings, self.threads, self.memory)
             for (name, source), own in zip(settings.models, links, strict=True)
         ]
+        self.on_demand: OnDemand | None = None  # of --models-dir
         self.connections = Connections(self, settings)
         self.openapi: bytes | None = None  # made when first asked for
         self.leaving = False  # SIGTERM came: /health says 503
@@ -105,21 +107,26 @@ class App:
     @property
     def _loaded(self) -> bool:
         for model in self.models:  # noqa: SIM110 - a generator costs three times as much, which each request pays
-            if not model.ready:
+            if model.resident and not model.ready:
                 return False
         return True
 
     def model(self, name: str | None, *tasks: str) -> ServedModel:
         """By the name in a request; without one the first that is for the first of `tasks` that any is for, one that
         still loads if none is, else the first. A single model answers to any name, as in TEI and llama.cpp. ApiError
-        404."""
-        if name is None and len(self.models) == 1:
+        404; 503 for one that is loaded now because of it."""
+        if name is None and len(self.models) == 1 and self.on_demand is None:
             return self.models[0]
         if name is None:
-            wanted = [model for task in (*tasks, None) for model in self.models if model.does(task)]
-            return wanted[0] if wanted and tasks else self.models[0]
-        if len(self.models) > 1:
-            return self.named(name)
+            if not (here := [model for model in self.models if model.wanted]):
+                raise ApiError("Validation", "no model is loaded: POST /models/load loads one", status=404)
+            fitting = [model for task in (*tasks, None) for model in here if model.does(task)]
+            return fitting[0] if fitting and tasks else here[0]
+        if len(self.models) > 1 or self.on_demand is not None:
+            found = self.named(name)
+            if not found.wanted and self.on_demand is not None:
+                raise self.on_demand.absent(found)
+            return found
         only, shown = self.models[0], name[:80]
         if name not in (only.name, only.source) and shown not in self._others and len(self._others) < _NAMES_LOGGED:
             self._others.add(shown)
@@ -175,7 +182,8 @@ class App:
         shared = self.connections
         crowded = shared.running >= self.settings.max_concurrent_requests or shared.full(length)
         # Without a look at the body: what a refusal costs is taken from those who are served.
-        full = min(model.retry_after() for model in self.models) if route.counted else 0.0
+        waits = [model.retry_after() for model in self.models if model.wanted] if route.counted else []
+        full = min(waits, default=0.0)
         if crowded or full:
             return ApiError("Overloaded", "Model is overloaded", retry_after=full or 1.0)
         return None

@@ -95,6 +95,11 @@ class Engine:
         return alive and not (self._closed or self.broken or stuck)
 
     @property
+    def idle(self) -> bool:
+        """Nothing waits or is computed."""
+        return not self._jobs and self._in_flight == 0
+
+    @property
     def saturated(self) -> bool:
         """As many batches are in flight as may be: what arrives now waits."""
         return self._in_flight >= _IN_FLIGHT

@@ -32,10 +32,21 @@ _ERRORS = {
 
 
 async def health(app: App, request: Request) -> Response:
-    """200 and nothing; 503 while a model loads, an engine is silent or the server shuts down."""
-    if app.ready:
+    """200 and nothing; 503 while a model loads, an engine is silent or the server shuts down. ?model=NAME: of that
+    model alone, 404 for another name."""
+    name = _asked_model(request)
+    model = None if name is None else next((one for one in app.models if one.name == name), None)
+    if name is not None and model is None:  # without the names that there are: it is asked without a key
+        raise ApiError("Validation", "there is no such model", status=404)
+    if app.ready if model is None else model.ready and not app.leaving:
         return Response()
-    raise ApiError("Unhealthy", "shutting down" if app.leaving else "loading", retry_after=1.0)
+    state = "loading" if model is None else model.state
+    raise ApiError("Unhealthy", "shutting down" if app.leaving else state, retry_after=1.0)
+
+
+def _asked_model(request: Request) -> str | None:
+    names = parse_qs(request.query.decode("latin-1")).get("model")
+    return names[-1] if names else None
 
 
 async def live(app: App, request: Request) -> Response:
@@ -53,8 +64,7 @@ async def metrics(app: App, request: Request) -> Response:
 
 async def info(app: App, request: Request) -> Response:
     """Of the first model, or of ?model=NAME."""
-    names = parse_qs(request.query.decode("latin-1")).get("model")
-    model, settings = app.model(names[-1] if names else None), app.settings
+    model, settings = app.model(_asked_model(request)), app.settings
     about = model.about
     names = about.scores.labels
     labels = {"id2label": {str(i): label for i, label in enumerate(names)},
@@ -77,18 +87,20 @@ async def info(app: App, request: Request) -> Response:
 
 
 async def models(app: App, request: Request) -> Response:
-    return Response(to_json({"object": "list", "data": [_card(model) for model in app.models]}))
+    return Response(to_json({"object": "list", "data": [_card(app, model) for model in app.models]}))
 
 
 async def one_model(app: App, request: Request) -> Response:
     """By its name, or by its folder or hub id."""
     name = unquote(request.path.removeprefix("/v1/models/"))
-    return Response(to_json(_card(app.named(name))))
+    return Response(to_json(_card(app, app.named(name))))
 
 
-def _card(model: ServedModel) -> dict[str, Any]:
-    card = {"id": model.name, "object": "model", "created": _STARTED, "owned_by": "ftbert", "root": model.source}
-    if model.task is None:  # it still loads
+def _card(app: App, model: ServedModel) -> dict[str, Any]:
+    status = {"value": model.state} if app.on_demand is None else app.on_demand.status(model)
+    card = {"id": model.name, "object": "model", "created": _STARTED, "owned_by": "ftbert", "root": model.source,
+            "status": status}  # fmt: skip
+    if model.task is None or not model.wanted:  # it still loads, or is not to be there
         return card
     facts = model.about.generation
     length = model.about.text.max_length if facts is None else facts.positions

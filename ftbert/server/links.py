@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -114,6 +115,7 @@ class Link:
 
     def __init__(self) -> None:
         self.description: Description | None = None
+        self.wanted = True  # its engine is there, or will be
         self.loop = asyncio.get_running_loop()
         self._pending: dict[int, _Pending] = {}
         self._sent = 0  # tokens that the engine's own figure does not hold yet
@@ -281,11 +283,10 @@ class SocketLink(Link, asyncio.Protocol):
     async def connect(self) -> None:
         while True:
             self._lost.clear()
-            try:
-                await self.loop.create_unix_connection(lambda: self, self._path)
-                await self._lost.wait()
-            except OSError:
-                pass
+            with suppress(OSError):
+                if self.wanted:
+                    await self.loop.create_unix_connection(lambda: self, self._path)
+                    await self._lost.wait()
             await asyncio.sleep(0.1)
 
     @property

@@ -13,6 +13,7 @@ from ftbert.server import (
     generation_schemas,
     info_routes,
     llama_cpp_routes,
+    model_routes,
     ollama_generation,
     ollama_routes,
     openai_generation,
@@ -139,12 +140,20 @@ def all_routes() -> Routes:
             words="OpenAI: one of the models",
         ),
         ("GET", "/models"): Route(info_routes.models, openai=True, counted=False),
+        ("POST", "/models/load"): Route(
+            model_routes.load, openai=True, counted=False, takes=schemas.NamedModel, gives=schemas.Success,
+            words="llama.cpp: begins to load a model of --models-dir",
+        ),
+        ("POST", "/models/unload"): Route(
+            model_routes.unload, openai=True, counted=False, takes=schemas.NamedModel, gives=schemas.Success,
+            words="llama.cpp: unloads one, behind the requests that it has",
+        ),
         ("GET", "/info"): Route(
             info_routes.info, counted=False, gives=schemas.Info, words="TEI: the model and the limits; ?model=NAME"
         ),
         ("GET", "/health"): Route(
             info_routes.health, public=True, probe=True, counted=False,
-            words="200, or 503 while requests are not answered",
+            words="200, or 503 while requests are not answered; ?model=NAME",
         ),
         ("GET", "/ping"): Route(info_routes.health, public=True, probe=True, counted=False),
         ("GET", "/live"): Route(

@@ -191,6 +191,10 @@ class Decode(msgspec.Struct):
     model: str | None = None
 
 
+class NamedModel(msgspec.Struct):
+    model: str
+
+
 class Detokenize(msgspec.Struct):
     tokens: list[int]
     model: str | None = None
@@ -274,12 +278,17 @@ Embedding = answer(
 Embeddings = answer("Embeddings", id=str, object=str, data=many(Embedding), model=str, usage=Usage)
 Pooled = answer("Pooled", "data: a vector, of task token_embed one a token.", object=str, index=int, data=Any)
 PooledList = answer("PooledList", object=str, data=many(Pooled), model=str, usage=Usage)
+ModelStatus = answer(
+    "ModelStatus", "value: loaded, loading or unloaded. failed: it could not be loaded; exit_code: of its process.",
+    value=str, failed=(bool | None, None), exit_code=(int | None, None),
+)  # fmt: skip
 ModelCard = answer(
     "ModelCard", "capabilities: what it is for, and completion and chat where it generates.",
-    id=str, object=str, created=int, owned_by=str, root=str,
+    id=str, object=str, created=int, owned_by=str, root=str, status=ModelStatus,
     max_model_len=(int | None, None), capabilities=(list[str] | None, None),
 )  # fmt: skip
 ModelCards = answer("ModelCards", object=str, data=many(ModelCard))
+Success = answer("Success", success=bool)
 Prediction = answer("Prediction", score=float, label=str)
 Entity = answer(
     "Entity",

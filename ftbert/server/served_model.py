@@ -62,6 +62,8 @@ class ServedModel:
     ) -> None:
         self.name, self.source, self.links = name, source, list(links)
         self._settings, self._threads, self._memory = settings, threads, memory
+        self.wanted = self.resident = True  # resident: of the command line, there as long as the server is
+        self._preparing: asyncio.Task[None] | None = None
         self._encoder: TextEncoder | None = None
         self._table_encoder: TextEncoder | None = None
         self._waiting: deque[None] = deque()  # for the tokenizer, or in it; threads take from it
@@ -75,6 +77,23 @@ class ServedModel:
             if link.ready:
                 return True
         return False
+
+    @property
+    def state(self) -> str:
+        """In llama.cpp's words."""
+        return "unloaded" if not self.wanted else "loaded" if self.ready else "loading"
+
+    def want(self, wanted: bool) -> None:
+        """It is loaded or unloaded while the server runs: its engines are connected to, or their end is waited for."""
+        if wanted == self.wanted:
+            return
+        self.wanted, self._encoder, self._table_encoder = wanted, None, None
+        for link in self.links:
+            link.wanted = wanted
+            link.description = None if wanted else link.description  # until then answers are made by it
+        if self._preparing is not None:
+            self._preparing.cancel()
+        self._preparing = asyncio.get_running_loop().create_task(self.prepare()) if wanted else None
 
     def retry_after(self) -> float:
         """Seconds, where a new request is to be refused; else 0."""

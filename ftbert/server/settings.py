@@ -30,6 +30,7 @@ class Settings:
     devices: tuple[str, ...] = ("cpu",)
     dtype: str | None = None
     parallel: str | None = None
+    on_demand: int = 0  # so many of the last models are of models_dir
     # Docker sets HOSTNAME to the name of the container, which is not the address to listen on.
     hostname: str = _flag(
         "127.0.0.1", "address to listen on; 0.0.0.0: for other machines", in_environment=False, also=("host",)
@@ -39,6 +40,9 @@ class Settings:
     workers: int | None = _flag(
         None, "processes for HTTP and tokenising; 0: all in one process (default: 0 on the CPU)", least=0
     )
+    models_dir: str | None = _flag(None, "folder of models that requests load and unload by name: /models/load")
+    models_max: int = _flag(4, "most of these that are loaded at the same time; 0: any number", least=0)
+    models_autoload: bool = _flag(False, "a request for one of these that is not loaded loads it, and is answered 503")
     api_key: str | None = _flag(None, "asked of every request but health, metrics and the page")
     cors_allow_origin: str | None = _flag(None, "origins that a browser may call from, with commas; * for any")
     max_concurrent_requests: int = _flag(4096, "of one worker; more are answered 429")

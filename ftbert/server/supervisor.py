@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ftbert.cores import cores, wish
+from ftbert.server.catalogue import Catalogue
 from ftbert.server.logs import LOG, say_where, set_up
 from ftbert.server.metrics import Metrics, Row
 from ftbert.server.process import ServerFolder, check_extra, socket_path, wait_for_signal
@@ -22,6 +23,7 @@ from ftbert.server.settings import Settings
 from ftbert.server.tracing import check_traces
 
 _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
+_LAST = 5.0  # seconds for engines to end, once nothing is to be computed
 _LONGEST_PAUSE = 5.0  # before a child that keeps dying is started again
 _AT_ONCE = 130
 # Seconds after which a child is ended and started again: that is stopped by a signal, or gives no sign of life. A busy
@@ -31,7 +33,8 @@ _STOPPED, _SILENT, _LOOK = 10.0, 60.0, 1.0
 
 def serve(settings: Settings) -> int:
     """Serves until SIGTERM or SIGINT. Returns the exit code: 0 after a drain, 130 after a second signal. Raises
-    RuntimeError without the extra, OSError where the address is taken, and what loading a model raises."""
+    RuntimeError without an extra's packages, OSError where the address is taken, ValueError for flags that do not go
+    together, and what loading a model raises."""
     check_extra()
     from ftbert.server.worker import bind, run_one_process
 
@@ -41,6 +44,8 @@ def serve(settings: Settings) -> int:
         check_traces(settings.otlp_endpoint)
     settings = dataclasses.replace(settings, workers=_workers(settings))
     alone = settings.workers == 0
+    if alone and settings.on_demand:
+        raise ValueError("--models-dir loads models in processes of their own: --workers must be at least 1")
     bound = bind(settings.hostname, settings.port, shared=False)  # fails where another server listens
     port = bound.getsockname()[1]
     settings = dataclasses.replace(settings, port=port)
@@ -66,7 +71,7 @@ def _workers(settings: Settings) -> int:
     if settings.workers is not None:
         return settings.workers
     if all(device == "cpu" for device in settings.devices):
-        return 0
+        return 1 if settings.on_demand else 0
     return min(max(1, cores().number - 2), 8)
 
 
@@ -90,6 +95,7 @@ class _Child:
     begun: bool = False  # it gives them: it has loaded, and listens
     silent: float = 0.0  # seconds without one, as the supervisor saw them
     stopped: float = 0.0  # seconds that it is stopped by a signal
+    end_at: float | None = None  # when it is killed, once it was told to end
 
     @property
     def name(self) -> str:
@@ -106,8 +112,10 @@ class _Supervisor:
         self._listens = False
         workers, models, devices = settings.workers or 1, len(settings.models), len(settings.engines)
         common = {"settings": settings.to_json(), "folder": str(self._folder)}
-        on_cpu = models * settings.engines.count("cpu")
+        there = models - max(0, settings.on_demand - (settings.models_max or settings.on_demand))  # at the same time
+        on_cpu = there * settings.engines.count("cpu")
         threads = max(1, cores().number // on_cpu) if on_cpu > 1 and wish() is None else None
+        self._catalogue = Catalogue(settings, self._folder) if settings.on_demand else None
         self._workers = [_Child({**common, "role": "worker", "index": i}) for i in range(workers)]
         self._engines = [
             _Child({**common, "role": "engine", "index": model * devices + device, "model": model,
@@ -139,6 +147,8 @@ class _Supervisor:
             now = time.monotonic()
             # No longer than it takes: this process may have been stopped itself.
             passed, looked = min(now - looked, _LOOK), now
+            if self._catalogue is not None:
+                self._follow(self._catalogue, now)
             for child in (*self._workers, *self._engines):
                 code = None if child.process is None else child.process.poll()
                 if code is not None and not self._plan_again(child, code, now):
@@ -150,6 +160,25 @@ class _Supervisor:
             if (number := self._signal(0.1)) is not None:
                 LOG.info("%s: shutting down", signal.Signals(number).name)
                 return self._drain()
+
+    def _follow(self, catalogue: Catalogue, now: float) -> None:
+        """Engines of models that are loaded on demand run where these are wanted."""
+        wanted = catalogue.wanted()
+        for child in self._engines:
+            if child.told["model"] < catalogue.first:
+                continue
+            if child.process is None:
+                again_at = now if child.again_at is None else child.again_at
+                child.again_at = again_at if child.told["model"] in wanted else None
+            elif child.told["model"] not in wanted and child.end_at is None:
+                child.process.terminate() if self._socket(child).exists() else child.process.kill()
+                child.end_at = now + self._settings.shutdown_timeout + _LAST
+            elif child.end_at is not None and now > child.end_at:
+                child.process.kill()
+
+    def _socket(self, child: _Child) -> Path:
+        """Of an engine: it is there once the model is loaded."""
+        return socket_path(self._folder, child.told["model"], child.told["device"])
 
     def _lives(self, child: _Child, passed: float) -> bool:
         """False where nothing will make it answer: it was stopped, or its event loop hangs. Whoever only waits for a
@@ -186,7 +215,7 @@ class _Supervisor:
         child.process.stdin.write(json.dumps(child.told).encode() + b"\n")
         child.process.stdin.flush()
         child.started, child.again_at = time.monotonic(), None
-        child.begun, child.silent, child.stopped = False, 0.0, 0.0
+        child.begun, child.silent, child.stopped, child.end_at = False, 0.0, 0.0, None
         child.beats = child.row.beats
 
     def _plan_again(self, child: _Child, code: int, now: float) -> bool:
@@ -196,8 +225,10 @@ class _Supervisor:
         assert child.process is not None and child.process.stdin is not None
         child.process.stdin.close()
         child.process = None
-        told = child.told
-        if code == CANNOT_START and not socket_path(self._folder, told["model"], told["device"]).exists():
+        if self._catalogue is not None and child.told.get("model", -1) >= self._catalogue.first:
+            if self._stays_ended(child, code, self._catalogue):
+                return True
+        elif code == CANNOT_START and not self._socket(child).exists():
             return False
         lived = now - child.started
         child.pause = 0.1 if lived > 10 else min(2 * child.pause, _LONGEST_PAUSE)
@@ -205,12 +236,24 @@ class _Supervisor:
         LOG.warning("%s ended with code %d; starting it again", child.name, code)
         return True
 
+    def _stays_ended(self, child: _Child, code: int, catalogue: Catalogue) -> bool:
+        """Of a model that is loaded on demand: nobody wants it, or it cannot be loaded."""
+        which, loaded = child.told["model"], self._socket(child).exists()
+        self._socket(child).unlink(missing_ok=True)
+        if which not in catalogue.wanted():
+            return True
+        if loaded or child.end_at is not None:
+            return False
+        LOG.error("%s cannot be loaded: its process ended with code %d", self._settings.models[which][0], code)
+        catalogue.fail(which, code)
+        return True
+
     def _drain(self) -> int:
         """Workers finish what they accepted, then engines go."""
         settings = self._settings
         for children, seconds in (
             (self._workers, settings.drain_delay + settings.shutdown_timeout + 2.0),
-            (self._engines, 5.0),
+            (self._engines, _LAST),
         ):
             running = [child.process for child in children if child.process is not None]
             for process in running:

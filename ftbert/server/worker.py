@@ -22,9 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from ftbert.server.app import App
+from ftbert.server.catalogue import Catalogue
 from ftbert.server.links import LocalLink, SocketLink
 from ftbert.server.logs import LOG, say_where
 from ftbert.server.metrics import BEAT, Metrics, Row
+from ftbert.server.on_demand import OnDemand
 from ftbert.server.process import socket_path
 from ftbert.server.routes import all_routes
 from ftbert.server.settings import Settings
@@ -59,6 +61,10 @@ async def _run(settings: Settings, index: int, folder: Path) -> int:
     ending, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ending.set)
+    following = []
+    if settings.on_demand:
+        app.on_demand = OnDemand(app.models, Catalogue(settings, folder), settings.models_autoload)
+        following = [asyncio.create_task(app.on_demand.follow())]
     connecting = [asyncio.create_task(link.connect()) for own in links for link in own]
     await server.start()
     beating = asyncio.create_task(_beat(metrics.requests()))
@@ -67,7 +73,7 @@ async def _run(settings: Settings, index: int, folder: Path) -> int:
     await ending.wait()
     if not await server.drain():
         LOG.warning("some requests were not finished in %.0f s", settings.shutdown_timeout)
-    for task in (beating, *connecting):
+    for task in (beating, *following, *connecting):
         task.cancel()
     await app.close()
     return 0
@@ -187,7 +193,7 @@ class HttpServer:
         raise_open_files()
         loop = asyncio.get_running_loop()
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._preparing = [loop.create_task(model.prepare()) for model in self._app.models]
+        self._preparing = [loop.create_task(model.prepare()) for model in self._app.models if model.wanted]
         self._server = await loop.create_server(self._app.connections.protocol, sock=self._socket, backlog=_BACKLOG)
 
     async def drain(self) -> bool:
