@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from stub_model import WORDS, StubModel, threads_left, write_tokenizer
 from stub_model import pooling as stub_pooling
 
 from ftbert.text import FastTokenizer, Tokens, balance, computing, embedding, text_options
+from ftbert.text import seats as seats_module
 from ftbert.text.ahead import ahead, in_turn
 from ftbert.text.balance import Balance, processes_that_pay
 from ftbert.text.seats import ProcessSeat, Seat, Seats
@@ -140,6 +142,9 @@ class TimedSeat(ProcessSeat):
 
     def work(self) -> None:
         self.calls, self.seconds, self.tokens_made = 4, 1.0, int(self.process_speed)
+
+    def hang_up(self) -> None:
+        self.closed = False
 
     def close(self) -> None:
         self.closed = True
@@ -271,3 +276,16 @@ def test_encode_goes_on_in_processes(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert np.array_equal(computing.compute_all(model, texts, work, False), want)
     assert sum(seat.calls for seat in made) > 10
     assert all(seat.process.poll() is not None for seat in made) and threads_left() == 0
+
+
+def test_a_fork_that_holds_the_socket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The process does not see the end then; it is killed."""
+    monkeypatch.setattr(seats_module, "_SECONDS_TO_END", 0.1)
+    made = ProcessSeat()
+    assert made.tokens(fast("words", tmp_path), ["a"], 9, "right") is not None
+    held = os.dup(made._connection.fileno())  # type: ignore[union-attr]
+    try:
+        made.close()
+        assert made.process.poll() is not None and made.process.poll() < 0  # type: ignore[operator]
+    finally:
+        os.close(held)

@@ -48,8 +48,11 @@ class Seat:
         self.used = tokenizer, not all(isinstance(text, str) for text in texts)
         return None
 
+    def hang_up(self) -> None:
+        """What belongs to it is told to end."""
+
     def close(self) -> None:
-        """What belongs to it ends."""
+        """What belongs to it has ended."""
 
 
 class ProcessSeat(Seat):
@@ -93,11 +96,13 @@ class ProcessSeat(Seat):
         self.seconds, self.tokens_made, self.calls = self.seconds + seconds, self.tokens_made + len(ids), self.calls + 1
         return Tokens(ids.astype(np.int64), starts, None if types is None else types.astype(np.int64))
 
-    def close(self) -> None:
+    def hang_up(self) -> None:
         connection, self._connection = self._connection, None
-        if connection is None:
-            return
-        connection.close()
+        if connection is not None:
+            connection.close()
+
+    def close(self) -> None:
+        self.hang_up()
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(_SECONDS_TO_END)
             return
@@ -143,6 +148,8 @@ class Seats:
 
     def close(self) -> None:
         """Every process ends; nobody runs any more."""
+        for seat in self._all:
+            seat.hang_up()
         for seat in self._all:
             seat.close()
 
