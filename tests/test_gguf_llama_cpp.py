@@ -20,6 +20,7 @@ from ftbert.converters.gguf_splits import _SPLITS, USUAL
 from ftbert.converters.gguf_tokenizer import tokenizer_files
 
 pytest.importorskip("gguf")
+pytest.importorskip("xllamacpp")
 from gguf_models import all_as, make, vocabulary, write  # noqa: E402
 from llama_cpp_server import Llama  # noqa: E402
 
