@@ -48,7 +48,7 @@ def drawn(sampling: Sampling, logits: torch.Tensor) -> list[int]:
 def test_probabilities_are_those_of_transformers(
     temperature: float, top_k: int | None, top_p: float | None, min_p: float | None, seed: int
 ) -> None:
-    logits = 3 * torch.randn(4, 50, generator=torch.Generator().manual_seed(seed))
+    logits = 3 * torch.randn(4, 50 if seed % 2 else 2000, generator=torch.Generator().manual_seed(seed))
     want = TemperatureLogitsWarper(temperature)(None, logits)
     if top_k is not None:
         want = TopKLogitsWarper(top_k)(None, want)
@@ -58,6 +58,26 @@ def test_probabilities_are_those_of_transformers(
         want = MinPLogitsWarper(min_p)(None, want)
     got = probabilities(Sampling(temperature, top_k, top_p, min_p=min_p), logits)
     torch.testing.assert_close(got.float(), want.softmax(-1), atol=1e-6, rtol=1e-5)
+
+
+SAMPLINGS = st.builds(
+    Sampling, st.sampled_from([0.0, 0.5, 1.3]), st.sampled_from([None, 1, 3, 700]), st.sampled_from([None, 0.3, 0.999, 1.0]),
+    st.integers(0, 99), st.sampled_from([None, 0.0, 0.2]),
+)  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(asked=st.lists(SAMPLINGS, min_size=1, max_size=6), vocab=st.sampled_from([1, 2, 50, 1100, 60_000]), scale=st.sampled_from([0.1, 4.0]))
+def test_a_text_is_drawn_as_it_is_alone(asked: list[Sampling], vocab: int, scale: float) -> None:
+    """Bit for bit, whatever those beside it leave out; greedy ones are drawn from nothing."""
+    logits = scale * torch.randn(len(asked), vocab, generator=torch.Generator().manual_seed(vocab))
+    found = StepSampling(asked, logits.device).choose(logits, [made for one in asked if (made := generator_of(one))])
+    assert found.tolist() == [drawn(one, row[None])[0] for one, row in zip(asked, logits, strict=True)]
+    some = [i for i, one in enumerate(asked) if not one.greedy]
+    if some:
+        together = StepSampling(asked, logits.device).weights(logits[some])
+        for i, row in zip(some, together, strict=True):
+            assert torch.equal(row, step_of(asked[i], logits[i : i + 1]).weights(logits[i : i + 1])[0])
 
 
 def test_draws_follow_the_probabilities() -> None:

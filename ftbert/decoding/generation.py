@@ -28,12 +28,13 @@ _LOOKED_AT = 64  # texts of those that wait, where the first wait for another's 
 
 @dataclass
 class _Step:
-    """One that was launched. choices, chosen: None where no text's prompt was at its end. tokens: of prompts."""
+    """One that was launched. choices, chosen: None where no text's prompt was at its end. tokens: of prompts. watch:
+    None where nobody asks for its time."""
 
     choices: Choices | None
     chosen: Chosen | None
     tokens: int
-    watch: Stopwatch
+    watch: Stopwatch | None
 
 
 class Generation:
@@ -144,7 +145,8 @@ class Generation:
     def _read(self, step: _Step) -> list[Token]:
         made: list[Token] = []
         ids, *others = step.chosen.read() if step.chosen is not None else [[]]
-        self._pace.took(step.watch.seconds(), step.tokens)
+        if step.watch is not None:
+            self._pace.took(step.watch.seconds(), step.tokens)
         if step.choices is None:
             return made
         for text, token, (logprob, top) in zip(step.choices.texts, ids, step.choices.told(others), strict=True):
@@ -168,7 +170,7 @@ class Generation:
         begun = self._prompts(max(1, min(self._step_tokens - len(growing), self._pace.size)))
         if not growing and not begun:
             return False
-        watch = Stopwatch(self._device)
+        watch = Stopwatch(self._device) if self._pace.bounded else None
         rows = [one.prompt[one.computed : one.computed + size] for one, size in begun]
         parts = [self._next_ids(growing)] if growing else []
         if rows:
@@ -193,7 +195,8 @@ class Generation:
             step.choices, step.chosen = self._choices, self._chosen
             for one in texts:
                 one.chosen += 1
-        watch.stop()
+        if watch is not None:
+            watch.stop()
         self._steps.append(step)
         return True
 

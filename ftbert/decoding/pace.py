@@ -7,7 +7,7 @@ from time import perf_counter
 
 import torch
 
-FIRST = 128  # tokens of the first step, of which nothing is known
+FIRST = 32  # tokens of the first step, of which nothing is known
 _CHANGE = 4.0  # at most, from one measured step to the next
 
 
@@ -25,14 +25,17 @@ class Pace:
         self._alone: float | None = None  # seconds of a step without prompts
 
     @property
+    def bounded(self) -> bool:
+        return self._seconds is not None
+
+    @property
     def size(self) -> int:
         """Tokens of prompts in the next step."""
         return self._most if self._seconds is None else max(1, min(int(self._size), self._most))
 
     def took(self, seconds: float, tokens: int) -> None:
         """A step was computed in `seconds`, with `tokens` of prompts."""
-        if self._seconds is None:
-            return
+        assert self._seconds is not None
         if not tokens:
             self._alone = seconds if self._alone is None else 0.7 * self._alone + 0.3 * seconds
             return

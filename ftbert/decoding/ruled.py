@@ -131,7 +131,8 @@ class StepRules:
         self._rows = sent(torch.tensor([one.row for one in texts]), device)
         fixed = [_fixed(one, vocab) for one in rules]
         self._fixed = places([ids for ids, _ in fixed])
-        self._fixed_values = sent(torch.cat([values for _, values in fixed]), device)
+        if self._fixed is not None:
+            self._fixed_values = sent(torch.cat([values for _, values in fixed]), device)
         self._ends = places([_known(one.ends, vocab) for one in rules])
         self._least = [  # tokens of prompt and text before which no token ends it
             one.rules.min_length if one.rules.min_new_tokens is None else one.begin + one.rules.min_new_tokens

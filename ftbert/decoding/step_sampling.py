@@ -23,6 +23,10 @@ def generator_of(sampling: Sampling) -> torch.Generator | None:
     return made
 
 
+_IN_CACHE = 1 << 17  # numbers, of 8 bytes
+_SOME = 64  # of the most likely tokens, which mostly are enough for top_p
+
+
 class StepSampling:
     """How the next tokens of the same texts are chosen, step after step: values lie on the device of the logits."""
 
@@ -54,29 +58,46 @@ class StepSampling:
         # The host's generators, so that a seed draws alike on every device; a number a text is all that is sent.
         numbers = torch.stack([torch.rand((), dtype=torch.float64, generator=one) for one in generators])
         some = logits if self._rows is None else logits.index_select(0, self._rows)
-        drawn = draw(self.weights(some), sent(numbers, logits.device))
+        numbers = sent(numbers, logits.device)
+        # On a CPU so many rows at a time as its cache holds.
+        count = max(1, _IN_CACHE // logits.shape[1]) if logits.device.type == "cpu" else len(numbers)
+        parts = [slice(first, first + count) for first in range(0, len(numbers), count)]
+        drawn = torch.cat([draw(self.weights(some[one], one), numbers[one]) for one in parts])
         if self._rows is not None:
             drawn = ids.index_copy(0, self._rows, drawn)
         return drawn.where(ids >= 0, -1)
 
-    def weights(self, logits: Tensor) -> Tensor:
-        """logits [texts that are not greedy, vocab] -> float64, in proportion to the probabilities of the tokens that
-        may be drawn; 0 of the others. What one text leaves out changes no bit of another's."""
+    def weights(self, logits: Tensor, rows: slice = slice(None)) -> Tensor:
+        """logits [those rows of the texts that are not greedy, vocab] -> float64, in proportion to the probabilities of
+        the tokens that may be drawn; 0 of the others. Of equally likely tokens all are left out or none. What one text
+        leaves out changes no bit of another's."""
         logits = logits.double()
-        logits = (logits - logits.amax(-1, keepdim=True)) / self._temperature  # no overflow by small temperatures
+        logits = (logits - logits.amax(-1, keepdim=True)) / self._temperature[rows]  # no overflow where it is small
         if self._most:
-            most = min(self._most, logits.shape[-1])
-            least = logits.topk(most).values.gather(1, (self._top_k - 1).clamp(0, most - 1))
-            logits = logits.masked_fill(logits < least.masked_fill(self._top_k == 0, -torch.inf), -torch.inf)
+            most, top_k = min(self._most, logits.shape[1]), self._top_k[rows]
+            least = logits.topk(most).values.gather(1, (top_k - 1).clamp(0, most - 1))
+            logits = logits.masked_fill(logits < least.masked_fill(top_k == 0, -torch.inf), -torch.inf)
         likely = logits.softmax(-1)
         if self._top_p is not None:
-            falling, places = likely.sort(stable=True, dim=-1, descending=True)
-            before = falling.cumsum(-1) - falling
-            kept = falling.masked_fill(before >= self._top_p, 0)  # never the first
-            likely = torch.zeros_like(likely).scatter_(-1, places, kept)
+            likely = likely.masked_fill(likely < self._least_likely(likely, self._top_p[rows]), 0)
         if self._min_p is not None:
-            likely = likely.masked_fill(likely < self._min_p * likely.amax(-1, keepdim=True), 0)
+            likely = likely.masked_fill(likely < self._min_p[rows] * likely.amax(-1, keepdim=True), 0)
         return likely
+
+    def _least_likely(self, likely: Tensor, share: Tensor) -> Tensor:
+        """float64 [texts, 1]: the last of the most likely ones that together have so large a share [texts, 1]; 0 where
+        that is infinite."""
+        vocab, asked = likely.shape[1], share.where(share < torch.inf, 0)
+        # A GPU's host would wait to see whether some are enough.
+        count = _SOME if likely.device.type == "cpu" else vocab
+        while True:
+            falling = likely.topk(count).values if count < vocab else likely.sort(-1, descending=True).values
+            sums = falling.cumsum(-1)
+            if count >= vocab or bool((sums[:, -1:] >= asked).all()):
+                break
+            count = min(16 * count, vocab)
+        kept = (sums - falling < share).sum(-1, keepdim=True)  # the first always, but of numbers that are not finite
+        return falling.gather(1, (kept - 1).clamp(min=0)).masked_fill(share == torch.inf, 0)
 
 
 def draw(likely: Tensor, numbers: Tensor) -> Tensor:
