@@ -127,10 +127,11 @@ class Generation:
 
     def _settle(self) -> None:
         """What other threads asked for."""
+        ends = len(self._ends)  # these texts were added before
         while self._added:
             text = self._added.popleft()
             self._waiting[text.place] = text
-        while self._ends:
+        for _ in range(ends):
             place = self._ends.popleft()
             found = self._texts.get(place) or self._waiting.get(place)
             if found is not None:
