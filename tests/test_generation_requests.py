@@ -316,6 +316,30 @@ def test_a_bias_is_added_to_its_logit(model: ftbert.Model) -> None:
     assert free[0][0] not in model.generate_ids(ids, max_new_tokens=3, logit_bias={free[0][0]: -1e3})[0]
 
 
+def test_rules_are_each_texts_own(model: ftbert.Model) -> None:
+    """Texts of one prompt side by side, each with a rule that changes it, and would change the others."""
+    ids = prompt(5, 9)
+    free = alone(model, Request(ids, 12))
+    first, second, third = free[:3]
+    rules = [
+        Rules(bad_words_ids=((first, second),)), Rules(sequence_bias=(((first, second), -30.0),)),
+        Rules(bad_words_ids=((second,),)), Rules(sequence_bias=(((third,), -30.0),)),
+        Rules(begin_suppress_tokens=(first,)), Rules(suppress_tokens=(first, third)),
+        Rules(logit_bias=((first, -30.0), (5, 2.0))), Rules(presence_penalty=2.0), Rules(frequency_penalty=1.5),
+        Rules(repetition_penalty=1.7), Rules(no_repeat_ngram_size=1), Rules(no_repeat_ngram_size=2),
+        *(Rules(min_new_tokens=n, ends=frozenset(range(90))) for n in (0, 3, 4, 7)),
+        *(Rules(min_length=n, ends=frozenset(free)) for n in (10, 12)),
+    ]  # fmt: skip
+    want = [alone(model, Request(ids, 12, rules=one)) for one in rules]
+    assert all(text != free for text in want)
+    assert [len(text) for text in want[-6:-2]] == [1, 4, 5, 8]
+    for ahead in (False, True):
+        generation = made(model, len(rules) + 1, ahead=ahead)
+        places = [generation.add(Request(ids, 12, rules=one)) for one in (*rules, Rules())]
+        got = all_of(generation)
+        assert [ids_of(got[place]) for place in places] == [*want, free]
+
+
 def test_no_token_ends_a_text_that_ignores_ends(model: ftbert.Model) -> None:
     ids = [prompt(0, 5)]
     want = model.generate_ids(ids, max_new_tokens=6, logit_bias={2: 1e3}, ignore_eos=True)

@@ -203,7 +203,7 @@ class Generation:
 
     def _prompts(self, room: int) -> list[tuple[Text, int]]:
         """Texts whose prompts are computed next, and how many tokens of each: equal shares of the room, what a short
-        one leaves going to the longer ones. Those that are computed to their ends come first."""
+        one leaves going to the longer ones. Those that are computed to their ends come first, as they are shorter."""
         self._admit()
         left = sorted((one for one in self._texts.values() if not one.chosen), key=lambda one: one.rest)
         found = []
@@ -212,7 +212,7 @@ class Generation:
             room -= size
             if size:
                 found.append((one, size))
-        return sorted(found, key=lambda each: each[1] < each[0].rest)
+        return found
 
     def _admit(self) -> None:
         """Waiting texts into free slots. One whose prompt begins as another does that is being computed waits for
