@@ -132,7 +132,9 @@ def children(process: int) -> list[int]:
 
 def test_a_model_that_cannot_be_loaded_says_so_and_ends_nothing(server: Served) -> None:
     server.post("/models/load", {"model": "broken"})
-    assert wait_for(server, "broken", "unloaded") == {"value": "unloaded", "failed": True, "exit_code": 3}
+    status = wait_for(server, "broken", "unloaded")
+    assert (status.pop("value"), status.pop("failed"), status.pop("exit_code")) == ("unloaded", True, 3)
+    assert "model.safetensors" in status["error"]
     assert server.log is not None and "broken cannot be loaded" in server.log.read_text()
     assert server.call("GET", "/health").status == 200
     server.post("/models/load", {"model": "two"})  # the place is free
@@ -174,13 +176,15 @@ def test_a_request_loads_its_model_with_autoload(tmp_path: Path) -> None:
         ask(app.model, "one")  # it is wanted now
         ask(app.model, "two")  # one at a time
         ask(app.model, None)
+        catalogue.explain(1, "too large")
         catalogue.fail(1, 3)
         app.models[1].want(False)  # as it follows
         ask(app.model, "one")
         ask(app.on_demand.unload, app.models[0])
         ask(app.model, "base")
         assert [app.on_demand.status(model) for model in app.models] == [
-            {"value": "loading"}, {"value": "unloaded", "failed": True, "exit_code": 3}, {"value": "unloaded"},
+            {"value": "loading"}, {"value": "unloaded", "failed": True, "exit_code": 3, "error": "too large"},
+            {"value": "unloaded"},
         ]  # fmt: skip
         await app.close()
         return found
@@ -239,6 +243,6 @@ def test_no_more_models_are_wanted_than_may_be(tmp_path: Path) -> None:
     first, *_ = wanted = sorted(catalogues[0].wanted())
     assert len(wanted) == 3 and catalogues[1].want(first)
     catalogues[1].fail(first, 3)
-    assert catalogues[0].failure(first) == 3 and len(catalogues[0].wanted()) == 2
+    assert catalogues[0].failure(first) == (3, "") and len(catalogues[0].wanted()) == 2
     assert catalogues[0].want(first) and catalogues[1].failure(first) is None
     assert os.listdir(tmp_path / "wanted")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,22 +62,33 @@ class Catalogue:
             wanted = self.wanted()
             if model not in wanted and self._most and len(wanted) >= self._most:
                 return False
-            (self._failed / str(model)).unlink(missing_ok=True)
+            for name in (f"{model}", f"{model}.words"):
+                (self._failed / name).unlink(missing_ok=True)
             (self._wanted / str(model)).touch()
         return True
 
     def drop(self, model: int) -> None:
         (self._wanted / str(model)).unlink(missing_ok=True)
 
+    def explain(self, model: int, words: str) -> None:
+        """Why it cannot be loaded, by its process."""
+        (self._failed / f"{model}.words").write_text(words, encoding="utf-8")
+
     def fail(self, model: int, code: int) -> None:
         """It could not be loaded, and is not tried again. code: what its process ended with."""
-        (self._failed / str(model)).write_text(str(code))
+        words = ""
+        with contextlib.suppress(OSError):
+            words = (self._failed / f"{model}.words").read_text(encoding="utf-8")
+        made = self._failed / f"{model}.new"
+        made.write_text(json.dumps([code, words]), encoding="utf-8")
+        made.replace(self._failed / str(model))
         self.drop(model)
 
-    def failure(self, model: int) -> int | None:
-        """The code; None where it was not tried, or is there."""
-        with contextlib.suppress(OSError, ValueError):
-            return int((self._failed / str(model)).read_text())
+    def failure(self, model: int) -> tuple[int, str] | None:
+        """The code and the words; None where it was not tried, or is there."""
+        with contextlib.suppress(FileNotFoundError):
+            code, words = json.loads((self._failed / str(model)).read_text(encoding="utf-8"))
+            return code, words
         return None
 
     @contextlib.contextmanager

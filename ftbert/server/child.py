@@ -13,6 +13,7 @@ import tempfile
 import threading
 from pathlib import Path
 
+from ftbert.server.catalogue import Catalogue
 from ftbert.server.logs import LOG, set_up
 from ftbert.server.process import remove
 from ftbert.server.settings import Settings
@@ -38,6 +39,8 @@ def main() -> int:
             if not words or not isinstance(error, (OSError, ValueError, RuntimeError, TypeError)):
                 words = f"{type(error).__name__}: {words}"
             LOG.error("%s: %s", settings.models[told["model"]][0], words)
+            if settings.on_demand:
+                Catalogue(settings, folder).explain(told["model"], words)
             return CANNOT_START
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD})
     from ftbert.server.worker import run_worker

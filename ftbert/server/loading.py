@@ -55,13 +55,13 @@ def load_engine(
     alone: Alone = lambda device: nullcontext(),
 ) -> tuple[Engine, Description]:
     """The engine of settings.models[which] on `device`, one of settings.engines. Raises what ftbert.load does,
-    ValueError as `describe`, RuntimeError where a package that reads the tokenizer panics.
+    ValueError as `describe` and `check_weights`, RuntimeError where a package that reads the tokenizer panics.
 
     threads: of the CPU, None as torch has them. alone(device): a context in which no other engine is timed there;
     models are loaded at the same time.
     """
     with _IMPORTING:
-        import torch  # noqa: F401 - what load comes to
+        import torch
         from transformers import activations, modeling_outputs  # noqa: F401
 
         from ftbert.converters import open_checkpoint
@@ -71,6 +71,7 @@ def load_engine(
         from ftbert.server.compute import Compute
         from ftbert.server.describe import describe
         from ftbert.server.generating import writing_of
+        from ftbert.server.weight_memory import check_weights
         from ftbert.text import tokenizer_of
 
     if threads is not None:
@@ -83,7 +84,11 @@ def load_engine(
     if settings.task is not None and (checkpoint.tasks or len(settings.models) == 1):
         checkpoint = checkpoint.at(settings.task)
     usual = None if has_own_dtype(checkpoint) or device.startswith("cpu") else "fp16"
-    model = load(checkpoint, places, settings.dtype or usual, parallel=settings.parallel)
+    dtype = settings.dtype or usual
+    if settings.model_memory_limit is not None:
+        kind = torch.device(device.partition(",")[0])
+        check_weights(checkpoint, kind, dtype, settings.model_memory_limit)
+    model = load(checkpoint, places, dtype, parallel=settings.parallel)
     with _IMPORTING:
         about = describe(model, name, source, settings)
     TextEncoder(about)  # what each worker makes of it: raises here what it would raise there

@@ -58,9 +58,11 @@ class OnDemand:
         return ApiError("Validation", words, status=404, param="model", code="model_not_loaded")
 
     def status(self, model: ServedModel) -> dict[str, Any]:
-        """As llama.cpp's router has it."""
+        """As llama.cpp's router has it; `error` is ours."""
         failed = self._catalogue.failure(self._models[model.name][0]) if self.holds(model) else None
-        return {"value": model.state, **({} if failed is None else {"failed": True, "exit_code": failed})}
+        if failed is None:
+            return {"value": model.state}
+        return {"value": model.state, "failed": True, "exit_code": failed[0], "error": failed[1]}
 
     def _place(self, model: ServedModel) -> tuple[int, ServedModel]:
         if not self.holds(model):

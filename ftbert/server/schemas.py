@@ -280,7 +280,7 @@ Pooled = answer("Pooled", "data: a vector, of task token_embed one a token.", ob
 PooledList = answer("PooledList", object=str, data=many(Pooled), model=str, usage=Usage)
 ModelStatus = answer(
     "ModelStatus", "value: loaded, loading or unloaded. failed: it could not be loaded; exit_code: of its process.",
-    value=str, failed=(bool | None, None), exit_code=(int | None, None),
+    value=str, failed=(bool | None, None), exit_code=(int | None, None), error=_MAYBE_TEXT,
 )  # fmt: skip
 ModelCard = answer(
     "ModelCard", "capabilities: what it is for, and completion and chat where it generates.",

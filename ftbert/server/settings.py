@@ -40,6 +40,7 @@ class Settings:
     workers: int | None = _flag(
         None, "processes for HTTP and tokenising; 0: all in one process (default: 0 on the CPU)", least=0
     )
+    model_memory_limit: int | None = _flag(None, "most bytes of a model's weights; a model with more is not loaded")
     models_dir: str | None = _flag(None, "folder of models that requests load and unload by name: /models/load")
     models_max: int = _flag(4, "most of these that are loaded at the same time; 0: any number", least=0)
     models_autoload: bool = _flag(False, "a request for one of these that is not loaded loads it, and is answered 503")
