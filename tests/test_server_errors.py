@@ -30,7 +30,8 @@ def error_of(reply: Any, path: str) -> Any:
     """The words; the body has the fields of its route."""
     body = reply.json()
     if path.startswith("/v1"):
-        assert set(body) == {"error", "message", "code", "type"} and body["code"] == reply.status
+        assert set(body) == {"error", "message", "code", "type", "detail"} and body["code"] == reply.status
+        assert body["detail"] == body["message"]
         assert set(body["error"]) == {"message", "type", "param", "code"}
         return body["message"]
     assert set(body) == {"error", "error_type"}

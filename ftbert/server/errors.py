@@ -43,12 +43,14 @@ class ApiError(Exception):
         self.retry_after, self.param, self.code, self.allow = retry_after, param, code, allow
 
     def body(self, openai: bool) -> bytes:
-        """openai: the routes of OpenAI, Cohere and vLLM. Their body has both OpenAI's object and TEI's fields."""
+        """openai: the routes of OpenAI, Cohere and vLLM. Their body has OpenAI's object, TEI's fields and
+        `detail`, where clients of Voyage and Jina look: without it they do not see that they are to try again."""
         if not openai:
             return orjson.dumps({"error": self.words, "error_type": self.kind})
         kind = _OPENAI_TYPES.get(self.status, "invalid_request_error")
         inner = {"message": self.words, "type": kind, "param": self.param, "code": self.code}
-        return orjson.dumps({"error": inner, "message": self.words, "code": self.status, "type": self.kind})
+        told = {"error": inner, "message": self.words, "code": self.status, "type": self.kind, "detail": self.words}
+        return orjson.dumps(told)
 
     def headers(self) -> list[tuple[str, str]]:
         found = [("retry-after", str(max(1, math.ceil(self.retry_after))))] if self.retry_after else []

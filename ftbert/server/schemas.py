@@ -315,7 +315,7 @@ Detokenized = answer("Detokenized", prompt=str)
 Version = answer("Version", version=str)
 TeiError = answer("TeiError", error=str, error_type=str)
 _Object = answer("OpenAIErrorObject", message=str, type=str, param=str | None, code=str | None)
-OpenAIError = answer("OpenAIError", error=_Object, message=str, code=int, type=str)
+OpenAIError = answer("OpenAIError", error=_Object, message=str, code=int, type=str, detail=str)
 
 Info = dict[str, Any]
 Predictions = many(Prediction | many(Prediction))  # of one input, or of each
