@@ -5,10 +5,20 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
+from served import Served, in_thread
+from server_models import described
+
+from ftbert.server.batcher import Limits
+from ftbert.server.description import GenerationFacts
+from ftbert.server.engine import Engine
+from ftbert.server.writer import Writer
 
 
 class Token(NamedTuple):
@@ -75,6 +85,21 @@ class Compute:
 
     def free_memory(self) -> None:
         pass
+
+
+@contextmanager
+def steps_of(folder: Path, slots: int = 2, **settings: Any) -> Iterator[tuple[Served, Steps]]:
+    """A server whose texts repeat the last id of their prompt. folder: of its tokenizer."""
+    steps, about = Steps(slots), described(folder)
+    facts = GenerationFacts(slots, 1 << 20, False, "{{ messages[-1].content }}", {}, {}, [])
+
+    def load(settings: Any, which: int, device: str, threads: Any, row: Any, alone: Any) -> Any:
+        writer = Writer(steps, request, slots, row)
+        engine = Engine(Compute(), Limits(512), 1e6, row, writer)
+        return engine, msgspec.structs.replace(about, generation=facts)
+
+    with in_thread(("tiny", folder), load=load, **settings) as server:
+        yield server, steps
 
 
 def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:

@@ -8,50 +8,19 @@ import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from generation_servers import Both, both_of, events, joined, streamed
 from language_models import random_llama
-from served import Served, in_thread
-from stub_generation import Compute, Steps, request, until
-
-import ftbert
-from ftbert.server.batcher import Limits
-from ftbert.server.describe import describe
-from ftbert.server.description import Description, GenerationFacts
-from ftbert.server.engine import Engine
-from ftbert.server.writer import Writer
+from served import Served
+from stub_generation import steps_of, until
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return random_llama(tmp_path_factory.mktemp("llama"), max_position_embeddings=160)
-
-
-@pytest.fixture(scope="module")
-def about(folder: Path) -> Any:
-    from ftbert.server import Settings
-
-    return describe(ftbert.load(folder), "tiny", "tiny", Settings((("tiny", str(folder)),)))
-
-
-@contextmanager
-def steps_of(about: Description, folder: Path, slots: int = 2, **settings: Any) -> Iterator[tuple[Served, Steps]]:
-    import msgspec
-
-    steps = Steps(slots)
-    facts = GenerationFacts(slots, 1 << 20, False, "{{ messages[-1].content }}", {}, {}, [])
-
-    def load(settings: Any, which: int, device: str, threads: Any, row: Any, alone: Any) -> Any:
-        writer = Writer(steps, request, slots, row)
-        engine = Engine(Compute(), Limits(512), 1e6, row, writer)
-        return engine, msgspec.structs.replace(about, generation=facts)
-
-    with in_thread(("tiny", folder), load=load, **settings) as server:
-        yield server, steps
 
 
 def connected(server: Served, body: dict[str, Any], path: str = "/v1/completions", version: str = "1.1") -> socket.socket:
@@ -75,16 +44,16 @@ LONG = {"prompt": "a", "max_tokens": 1 << 19, "stream": True}
 LAST = b"data: [DONE]\n\n\r\n0\r\n\r\n"
 
 
-def test_a_connection_lives_on_after_a_stream(about: Any, folder: Path) -> None:
-    with steps_of(about, folder) as (server, _), connected(server, {"prompt": "a", "max_tokens": 3, "stream": True}) as client:
+def test_a_connection_lives_on_after_a_stream(folder: Path) -> None:
+    with steps_of(folder) as (server, _), connected(server, {"prompt": "a", "max_tokens": 3, "stream": True}) as client:
         found = read(client, LAST)
         assert b"transfer-encoding: chunked\r\n" in found and b"connection: close" not in found
         client.sendall(b"GET /live HTTP/1.1\r\n\r\n")
         assert read(client, b"\r\n\r\n").startswith(b"HTTP/1.1 200")
 
 
-def test_http_1_0_reads_to_the_end(about: Any, folder: Path) -> None:
-    with steps_of(about, folder) as (server, _):
+def test_http_1_0_reads_to_the_end(folder: Path) -> None:
+    with steps_of(folder) as (server, _):
         with connected(server, {"prompt": "a", "max_tokens": 3, "stream": True}, version="1.0") as client:
             found = b"".join(iter(lambda: client.recv(65536), b""))
         head, _, body = found.partition(b"\r\n\r\n")
@@ -92,8 +61,8 @@ def test_http_1_0_reads_to_the_end(about: Any, folder: Path) -> None:
         assert joined(events(body)) == "aaa"
 
 
-def test_requests_in_a_row_are_answered_in_turn(about: Any, folder: Path) -> None:
-    with steps_of(about, folder) as (server, _), connected(server, {"prompt": "a", "max_tokens": 9, "stream": True}) as client:
+def test_requests_in_a_row_are_answered_in_turn(folder: Path) -> None:
+    with steps_of(folder) as (server, _), connected(server, {"prompt": "a", "max_tokens": 9, "stream": True}) as client:
         client.sendall(b"GET /live HTTP/1.1\r\n\r\n")
         found = read(client, b"content-length: 0\r\n\r\n")
         assert found.index(LAST) < found.index(b"HTTP/1.1 200 OK\r\ncontent-length: 0")
@@ -101,9 +70,9 @@ def test_requests_in_a_row_are_answered_in_turn(about: Any, folder: Path) -> Non
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/completion", "/api/generate", "/api/chat"])
 @pytest.mark.parametrize("streams", [True, False])
-def test_a_client_that_goes_frees_its_slot(about: Any, folder: Path, path: str, streams: bool) -> None:
+def test_a_client_that_goes_frees_its_slot(folder: Path, path: str, streams: bool) -> None:
     body = {"model": "tiny", "prompt": "a", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1 << 19, "n_predict": 1 << 19, "stream": streams}
-    with steps_of(about, folder, answer_limit=1 << 40) as (server, steps):
+    with steps_of(folder, answer_limit=1 << 40) as (server, steps):
         with connected(server, body, path) as client:
             until(lambda: len(steps.texts) == 1)
             if streams:
@@ -112,11 +81,11 @@ def test_a_client_that_goes_frees_its_slot(about: Any, folder: Path, path: str, 
         assert server.post("/v1/completions", {"prompt": "b", "max_tokens": 3})["choices"][0]["text"] == "bbb"
 
 
-def test_a_client_may_go_at_any_byte(about: Any, folder: Path) -> None:
+def test_a_client_may_go_at_any_byte(folder: Path) -> None:
     """Of its request and of the answer; what is left has nothing of it."""
     body = json.dumps({**LONG, "max_tokens": 1 << 18}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode()
-    with steps_of(about, folder) as (server, steps):
+    with steps_of(folder) as (server, steps):
         for cut in range(1, len(head + body), 7):
             with socket.create_connection(("127.0.0.1", server.port)) as client:
                 client.sendall((head + body)[:cut])
@@ -129,9 +98,9 @@ def test_a_client_may_go_at_any_byte(about: Any, folder: Path) -> None:
         assert server.post("/v1/completions", {"prompt": "b", "max_tokens": 3})["choices"][0]["text"] == "bbb"
 
 
-def test_who_sends_no_more_still_reads(about: Any, folder: Path) -> None:
+def test_who_sends_no_more_still_reads(folder: Path) -> None:
     """And no 100 Continue stands between the pieces; one that is gone is noticed."""
-    with steps_of(about, folder) as (server, steps):
+    with steps_of(folder) as (server, steps):
         steps.pause = 0.02
         with connected(server, {"prompt": "a", "max_tokens": 12, "stream": True}) as client:
             read(client, b"\n\n\r\n")
@@ -140,9 +109,9 @@ def test_who_sends_no_more_still_reads(about: Any, folder: Path) -> None:
         assert rest.endswith(LAST) and b"100 Continue" not in rest
 
 
-def test_a_slow_reader_holds_up_itself_alone(about: Any, folder: Path) -> None:
+def test_a_slow_reader_holds_up_itself_alone(folder: Path) -> None:
     """Its text is made to the end and its slot is free; what it does not read in time ends its connection."""
-    with steps_of(about, folder, body_timeout=0.7) as (server, steps):
+    with steps_of(folder, body_timeout=0.7) as (server, steps):
         steps.pause = 0.0
         slow = socket.socket()
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -167,8 +136,8 @@ def test_a_slow_reader_holds_up_itself_alone(about: Any, folder: Path) -> None:
         slow.close()
 
 
-def test_what_fails_in_the_middle_is_told(about: Any, folder: Path) -> None:
-    with steps_of(about, folder) as (server, steps):
+def test_what_fails_in_the_middle_is_told(folder: Path) -> None:
+    with steps_of(folder) as (server, steps):
         for path, body in (("/v1/completions", LONG), ("/api/generate", {"model": "tiny", "prompt": "a", "options": {"num_predict": 1 << 18}})):
             with connected(server, body, path) as client:
                 found = client.recv(65536)
@@ -187,8 +156,8 @@ def test_what_fails_in_the_middle_is_told(about: Any, folder: Path) -> None:
         assert server.call("POST", "/v1/completions", {"prompt": "b", "max_tokens": 3, "stream": True}).status == 424
 
 
-def test_what_has_no_slot_waits_or_is_refused(about: Any, folder: Path) -> None:
-    with steps_of(about, folder, slots=1, request_timeout=3.0) as (server, steps), ThreadPoolExecutor(8) as threads:
+def test_what_has_no_slot_waits_or_is_refused(folder: Path) -> None:
+    with steps_of(folder, slots=1, request_timeout=3.0) as (server, steps), ThreadPoolExecutor(8) as threads:
         assert server.post("/v1/completions", {"prompt": "b", "max_tokens": 50})["usage"]["completion_tokens"] == 50
         waiting = [threads.submit(server.post, "/v1/completions", {"prompt": "c", "max_tokens": 40}) for _ in range(6)]
         assert all(one.result()["choices"][0]["text"] == "c" * 40 for one in waiting)
@@ -210,10 +179,10 @@ def test_what_has_no_slot_waits_or_is_refused(about: Any, folder: Path) -> None:
         until(lambda: not steps.texts and not steps.queue)
 
 
-def test_streams_end_in_order_when_the_server_ends(about: Any, folder: Path) -> None:
+def test_streams_end_in_order_when_the_server_ends(folder: Path) -> None:
     """A short one by itself, long ones with an error in time."""
     with ThreadPoolExecutor(4) as threads:
-        with steps_of(about, folder, slots=2, shutdown_timeout=2.0) as (server, steps):
+        with steps_of(folder, slots=2, shutdown_timeout=2.0) as (server, steps):
             steps.pause = 0.01
             long, short = connected(server, LONG), connected(server, {"prompt": "b", "max_tokens": 60, "stream": True})
             until(lambda: len(steps.texts) == 2)
