@@ -245,7 +245,7 @@ def test_ollama(model: Any, server: Served) -> None:
     refused(server, "/api/embeddings", {"model": "m"}, "prompt")
 
 
-def test_azure(tmp_path: Path, model: Any, tiny_bert: Callable[..., Path]) -> None:
+def test_names_of_models_in_paths_and_of_ollama(tmp_path: Path, model: Any, tiny_bert: Callable[..., Path]) -> None:
     from conftest import VOCAB_WORDS
 
     other = tiny_bert(tmp_path, hidden_size=32, vocab_size=len(VOCAB_WORDS))
@@ -261,6 +261,8 @@ def test_azure(tmp_path: Path, model: Any, tiny_bert: Callable[..., Path]) -> No
         asked = {"model": "mod\u00e8le \u6a21", "input": TEXTS, "encoding_format": "bytes"}
         told = bare.call("POST", "/v1/embeddings", asked, {"api-key": "secret"}).headers["metadata"]
         assert json.loads(told)["model"] == asked["model"]
+        reply = bare.call("POST", "/api/embed", {"model": "a model:latest", "input": TEXTS}, {"api-key": "secret"})
+        close(reply.json()["embeddings"], ftbert.load(other).encode(TEXTS))
         for headers in ({}, {"api-key": ""}, {"api-key": "secre"}, {"authorization": "Bearer x", "api-key": "secret"}):
             assert bare.call("POST", path, {"input": "a"}, headers).status == 401
         reply = bare.call("POST", "/openai/deployments/none/embeddings", {"input": "a"}, {"api-key": "secret"})

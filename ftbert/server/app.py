@@ -134,9 +134,9 @@ class App:
         return only
 
     def named(self, name: str) -> ServedModel:
-        """ApiError 404."""
+        """Also by Ollama's name, NAME:latest. ApiError 404."""
         for model in self.models:
-            if name in (model.name, model.source):
+            if name in (model.name, model.source, f"{model.name}:latest"):
                 return model
         known = ", ".join(model.name for model in self.models)
         raise ApiError("Validation", f"the model {name[:200]!r} does not exist; this server has: {known}", status=404,
