@@ -326,6 +326,8 @@ def test_an_instruction_stands_in_the_prompt(tmp_path: Path, tiny_bert: Callable
         for more in ({"input_type": "document"}, {"prompt_name": "other"}, {"task": "passage"}):
             refused(server, "/v1/embeddings", {"input": "a", "instruct": said, **more}, "instruct")
         refused(server, "/embed", {"inputs": "a", "instruction": said, "prompt_name": "other"}, "instruction")
+        refused(server, "/embed", {"inputs": [[5, 6]], "instruct": said}, "instruct")
+        refused(server, "/v1/embeddings", {"input": ["a", [5]], "instruct": said}, "instruct")
         refused(server, "/v1/embeddings", {"input": "a", "instruct": said, "instruction": "a"}, "instruction")
         refused(server, "/v1/embeddings", {"input": "a", "instruct": "a" * 8193}, "instruct")
         for path, name in (("/embed_all", "inputs"), ("/pooling", "input"), ("/similarity", "inputs")):

@@ -23,12 +23,12 @@ from ftbert.server.inputs import (
     listed,
     reading,
 )
-from ftbert.server.instructions import instructed_prompt, instruction_of
+from ftbert.server.instructions import Instruction, instructed_prompt, instruction_of
 from ftbert.server.job import Kind
 from ftbert.server.json_bodies import json_list, json_matrix, to_json
 from ftbert.server.purposes import cut_as, for_purposes
 from ftbert.server.schemas import Cut, Embed, EmbedAll, OpenAIEmbed, Part, Pooling, Similarity
-from ftbert.server.served_model import Computed, ServedModel
+from ftbert.server.served_model import Computed
 from ftbert.server.settings import Settings
 from ftbert.server.text_vectors import chunks, finished, listed_vectors, vectors
 from ftbert.server.token_vectors import vectors_of
@@ -52,7 +52,7 @@ def _input(body: OpenAIEmbed | Pooling, settings: Settings) -> Listed:
 async def embed(asked: Asked[Embed]) -> Made:
     body, model = asked.body, asked.model
     kept = check_dimensions(body.dimensions, model)
-    how, instruction = reading(body, model), instruction_of(body)
+    how, instruction = reading(body, model), _instruction(asked)
     if instruction is not None:
         named = None if body.prompt_name is None else how.prompt
         how = replace(how, prompt=instructed_prompt(model.about, instruction, named))
@@ -123,7 +123,7 @@ async def similarity(asked: Asked[Similarity]) -> Made:
 @computes(OpenAIEmbed, "embed", "embedding", texts=_input)
 async def embeddings(asked: Asked[OpenAIEmbed]) -> Made:
     body, model = asked.body, asked.model
-    form, how = _form(body), _reading(body, model)
+    form, how = _form(body), _reading(asked)
     if None not in (body.dimensions, body.output_dimension) and body.dimensions != body.output_dimension:
         raise validation("`dimensions` and `output_dimension` differ; give one of them", param="dimensions")
     kept = check_dimensions(body.dimensions, model)
@@ -159,15 +159,24 @@ def _of_texts(done: Computed) -> Iterable[NDArray[np.float32]]:
     return (done.rows[a:b] for a, b in zip(offsets[:-1], offsets[1:], strict=True))
 
 
-def _reading(asked: OpenAIEmbed, model: ServedModel) -> Reading:
+def _reading(asked: Asked[OpenAIEmbed]) -> Reading:
     """With the prompt and length of what the texts are for, and the truncation in any of its spellings. ApiError
     422."""
-    how = limited_reading(asked, model)
+    body = asked.body
+    how = limited_reading(body, asked.model)
     limited = how.most is not None
-    how = cut_as(cut_as(how, asked.truncation, "truncation"), asked.truncate)
+    how = cut_as(cut_as(how, body.truncation, "truncation"), body.truncate)
     how = replace(how, truncate=how.truncate or limited)
-    purposes = {"input_type": asked.input_type, "task": asked.task}
-    return for_purposes(how, model, purposes, asked.prompt_name, instruction_of(asked))
+    purposes = {"input_type": body.input_type, "task": body.task}
+    return for_purposes(how, asked.model, purposes, body.prompt_name, _instruction(asked))
+
+
+def _instruction(asked: Asked[OpenAIEmbed] | Asked[Embed]) -> Instruction | None:
+    """ApiError 422 beside ids, which no prompt stands before."""
+    found = instruction_of(asked.body)
+    if found is not None and not all(isinstance(one, str) for one in asked.texts):
+        raise found.refused("token ids are taken as they are")
+    return found
 
 
 def _form(asked: OpenAIEmbed) -> VectorForm:
