@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from language_models import loaded
 from ftbert.decoding import Generation, Request
 from ftbert.decoding import generation as module
 from ftbert.decoding.decoder import decoder_of
-from ftbert.decoding.pace import FIRST, Pace
+from ftbert.decoding.pace import Pace
 
 WAIT = 0.05
 
@@ -38,7 +39,7 @@ def test_steps_take_as_long_as_allowed(token: float, alone: float, fixed: float,
             assert seconds - alone <= 1.3 * allowed or size == 1
             assert size in (most, 1) or seconds - alone >= 0.4 * allowed
         pace.took(seconds, size)
-    assert 1 <= pace.size <= most
+    assert 1 <= pace.size <= most and int(f"{pace.size:b}"[4:] or "0") == 0
 
 
 def test_without_a_bound_all_of_a_step_is_allowed() -> None:
@@ -49,13 +50,38 @@ def test_without_a_bound_all_of_a_step_is_allowed() -> None:
 def test_short_prompts_tell_nothing_about_long_ones() -> None:
     pace = Pace(WAIT, 8192)
     for _ in range(20):
-        pace.took(0.01, FIRST)
+        pace.took(0.01, pace.size)
     long = pace.size
     for _ in range(20):
         pace.took(0.02, 3)  # a step's fixed time
-    assert pace.size == long
-    pace.took(10.0, 3)  # other work on the machine
-    assert pace.size < long / 4
+    assert pace.size == long == 8192
+    for _ in range(6):
+        pace.took(0.5, 100)  # but where they take too long
+    assert pace.size < 20
+
+
+def test_pieces_grow_again_where_every_step_takes_longer() -> None:
+    """Other work came while a prompt was computed: steps without it are as long now."""
+    pace = Pace(WAIT, 8192)
+    for late in (0.0, 0.1):
+        for _ in range(80):
+            tokens = 0 if pace.rests else pace.size
+            pace.took(0.02 + late + 1e-3 * tokens, tokens)
+        assert 0.8 * max(WAIT, 0.02 + late) < 1e-3 * pace.size < 1.2 * max(WAIT, 0.02 + late)
+
+
+def test_other_work_on_the_machine_makes_pieces_no_shorter() -> None:
+    """Half of the steps take 0.2 s longer; then the machine really is as slow."""
+    pace, shake, sizes = Pace(WAIT, 8192), random.Random(0), []
+    for _ in range(300):
+        late = 0.2 * shake.randint(0, 1)
+        tokens = 0 if pace.rests else pace.size
+        pace.took(0.02 + 1e-3 * tokens + late, tokens)
+        sizes.append(pace.size)
+    assert sum(size >= 32 for size in sizes) > 240
+    for _ in range(12):
+        pace.took(0.02 + 1e-2 * pace.size, pace.size)
+    assert pace.size <= 7
 
 
 @pytest.mark.parametrize("seconds", [1e-5, 1e-3, 2e-2])

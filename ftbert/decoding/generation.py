@@ -168,7 +168,8 @@ class Generation:
         """A step of all that needs computing; False: nothing does."""
         self._settle()
         growing = [one for one in self._texts.values() if one.grows]
-        begun = self._prompts(max(1, min(self._step_tokens - len(growing), self._pace.size)))
+        room = max(1, min(self._step_tokens - len(growing), self._pace.size))
+        begun = [] if growing and self._pace.rests else self._prompts(room)
         if not growing and not begun:
             return False
         watch = Stopwatch(self._device) if self._pace.bounded else None

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from time import perf_counter
 
 import torch
 
 FIRST = 32  # tokens of the first step, of which nothing is known
-_CHANGE = 4.0  # at most, from one measured step to the next
+_BITS = 4  # of a size that are not 0
+_GROWTH = 4.0  # at most, from one measured step to the next
+_STEPS = 7  # that are remembered
+_RESTS = 8  # steps with prompts, and then one without
 
 
 class Pace:
     """Prompts take `seconds` of a step at most, or as long as the step takes without them where that is longer.
 
     What a step takes is that of one without prompts, and so much more for each of their tokens; the last steps say how
-    much. No constant is of a machine or a model.
+    much. Of these the quick ones count: other work on the machine makes steps longer, never shorter. So that both are
+    known of now, each ninth step of a long prompt has none of it. No constant is of a machine or a model.
     """
 
     def __init__(self, seconds: float | None, most: int) -> None:
         """seconds: None: no bound. most: tokens of a step, also where it takes no time."""
         self._seconds, self._most = seconds, most
         self._size = float(min(FIRST, most))
-        self._alone: float | None = None  # seconds of a step without prompts
+        self._alone: deque[float] = deque(maxlen=4)  # seconds of steps without prompts
+        self._since = 0  # steps since one of those
+        self._costs: deque[float] = deque(maxlen=_STEPS)  # seconds of a token, by step
 
     @property
     def bounded(self) -> bool:
@@ -30,22 +37,38 @@ class Pace:
 
     @property
     def size(self) -> int:
-        """Tokens of prompts in the next step."""
-        return self._most if self._seconds is None else max(1, min(int(self._size), self._most))
+        """Tokens of prompts in the next step: of few values, as products of each size are planned once."""
+        if self._seconds is None:
+            return self._most
+        size = max(1, min(int(self._size), self._most))
+        return size >> (shift := max(size.bit_length() - _BITS, 0)) << shift
+
+    @property
+    def rests(self) -> bool:
+        """Whether the next step has no prompts, where texts grow."""
+        return self.bounded and self._since >= _RESTS
 
     def took(self, seconds: float, tokens: int) -> None:
         """A step was computed in `seconds`, with `tokens` of prompts."""
         assert self._seconds is not None
         if not tokens:
-            self._alone = seconds if self._alone is None else 0.7 * self._alone + 0.3 * seconds
+            self._alone.append(seconds)
+            self._since = 0
             return
-        alone = self._alone or 0.0
+        self._since += 1
+        alone = _quick(self._alone) if self._alone else 0.0
         allowed = max(self._seconds, alone)
         spent = max(seconds - alone, seconds / 8)
         if tokens < self._size / 2 and spent <= allowed:
             return  # too few to say what more would take
-        change = min(max(allowed / max(spent, 1e-9), 1 / _CHANGE), _CHANGE)
-        self._size = min(max(1.0, tokens * change), float(self._most))
+        self._costs.append(max(spent / tokens, 1e-9))
+        self._size = min(max(allowed / _quick(self._costs), 1.0), _GROWTH * self._size)
+
+
+def _quick(seconds: Iterable[float]) -> float:
+    """The second of four."""
+    found = sorted(seconds)
+    return found[len(found) // 4]
 
 
 class Stopwatch:

@@ -194,7 +194,7 @@ class StepRules:
     def _leave_out(self, flat: Tensor, places: tuple[Tensor, Tensor], now: Tensor) -> None:
         """-inf at the places of texts for which it is `now` so, bool [texts]."""
         at, of = places
-        flat.index_add_(0, at, torch.where(now.index_select(0, of), -torch.inf, 0.0))
+        flat.index_add_(0, at, flat.new_zeros(len(at)).masked_fill_(now.index_select(0, of), -torch.inf))
 
     def add(self, chosen: Tensor) -> None:
         """chosen int64 [rows]: the next token of each text of the last `apply`; -1 where logits were not finite, which
