@@ -13,7 +13,7 @@ import pytest
 from served import Served, in_thread
 
 from ftbert.server.errors import ApiError
-from ftbert.server.json_bodies import BodyCheck, _Scan
+from ftbert.server.json_bodies import BodyCheck, _has_each_key_once, _Scan
 
 LONG = "a" * 70_000
 
@@ -99,6 +99,23 @@ def test_random_bodies_in_random_pieces() -> None:
                 refused = True
             assert refused == expected, (text, size)
     assert 300 < doubled < 2700
+
+
+def test_the_usual_body_is_known_at_once() -> None:
+    """One object, no backslash: as Python's parser tells. Of others it is not known, or each key is there once."""
+    chance, usual = random.Random(0), 0
+    for _ in range(6000):
+        text = random_json(chance)
+        if chance.random() < 0.7:  # strings alone, with all that stands between two
+            values = [chance.choice(['"a"', '":"', '","', '[":",":"]', '["b", "b"]', "1", '""']) for _ in range(3)]
+            text = "{" + ", ".join(f'"{chance.choice("abc:,")}"{chance.choice(["", " "])}: {value}' for value in values) + "}"
+        known, doubled = _has_each_key_once(text.encode()), has_doubled(text)
+        assert not (known and doubled), text
+        if text.count("{") < 2 and "\\" not in text:
+            usual += 1
+            assert known != doubled, text
+    assert usual > 3000
+    assert not _has_each_key_once(b"{" + b"[" * 1000)
 
 
 def steps(body: bytes) -> tuple[int, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,7 +54,7 @@ async def embed(asked: Asked[Embed]) -> Made:
     how, instruction = reading(body, model), _instruction(asked)
     if instruction is not None:
         named = None if body.prompt_name is None else how.prompt
-        how = replace(how, prompt=instructed_prompt(model.about, instruction, named))
+        how = how._replace(prompt=instructed_prompt(model.about, instruction, named))
     done = await vectors(asked, how)
     return done, await json_matrix(finished(done.rows, kept, body.normalize))
 
@@ -65,7 +64,7 @@ async def embed_all(asked: Asked[EmbedAll]) -> Made:
     body, about = asked.body, asked.model.about
     how, purpose = reading(body, asked.model), body.prompt_name if body.prompt_name == "query" else "document"
     if about.task == "multi_vector" and body.prompt_name in ("query", "document"):
-        how = replace(how, most=about.text.query_length if purpose == "query" else about.text.document_length)
+        how = how._replace(most=about.text.query_length if purpose == "query" else about.text.document_length)
     compared = about.task == "multi_vector"
     done = await (vectors_of(asked, asked.texts, how, purpose) if compared else vectors(asked, how, Kind.TOKENS))
     found = list[bytes]()
@@ -166,7 +165,7 @@ def _reading(asked: Asked[OpenAIEmbed]) -> Reading:
     how = limited_reading(body, asked.model)
     limited = how.most is not None
     how = cut_as(cut_as(how, body.truncation, "truncation"), body.truncate)
-    how = replace(how, truncate=how.truncate or limited)
+    how = how._replace(truncate=how.truncate or limited)
     purposes = {"input_type": body.input_type, "task": body.task}
     return for_purposes(how, asked.model, purposes, body.prompt_name, _instruction(asked))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sized
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ftbert.server.errors import ApiError, too_many, validation
 from ftbert.server.schemas import Cut, TokenLimits
@@ -13,8 +13,7 @@ from ftbert.server.settings import Settings
 Listed = list[str | list[int]]
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(NamedTuple):
     """How texts become tokens. prompt: before each text, of a pair before the first one. truncate: False refuses what
     is longer than `most`, tokens with the special ones, None: the model's. side: where tokens are dropped. adapter: as
     of Job."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ftbert.server.description import Description
 from ftbert.server.errors import validation
 from ftbert.server.inputs import Reading
@@ -33,7 +31,7 @@ def for_purposes(
     adapters = {adapter for value in purposes.values() if value and (adapter := _adapter_for(value, about))}
     if len(adapters) > 1:
         raise validation(f"{' and '.join(map('`{}`'.format, purposes))} ask for different adapters; give one of them")
-    how = replace(how, adapter=adapters.pop() if adapters else 0)
+    how = how._replace(adapter=adapters.pop()) if adapters else how
     found = {_for_purpose(name, value, about) for name, value in purposes.items() if value is not None}
     if prompt_name is not None:
         found.add((model.prompt(prompt_name), None))
@@ -46,7 +44,7 @@ def for_purposes(
         prompt = instructed_prompt(about, instruction, prompt)
     if prompt is None:
         return how
-    return replace(how, prompt=prompt, most=lengths.pop() if lengths and how.most is None else how.most)
+    return how._replace(prompt=prompt, most=lengths.pop() if lengths and how.most is None else how.most)
 
 
 def cut_as(how: Reading, given: bool | str | None, name: str = "truncate") -> Reading:
@@ -57,7 +55,7 @@ def cut_as(how: Reading, given: bool | str | None, name: str = "truncate") -> Re
             "START": (True, "left"), "END": (True, "right")}  # fmt: skip
     if (way := ways.get(str(given).upper())) is None:
         raise validation(f"`{name}` must be a bool, NONE, START or END; got {str(given)[:20]!r}", param=name)
-    return replace(how, truncate=way[0], side=way[1])
+    return how._replace(truncate=way[0], side=way[1])
 
 
 def _adapter_for(value: str, about: Description) -> int:

@@ -35,8 +35,8 @@ async def similarities(asked: Asked[Any], query: str, documents: Sequence[str], 
     """rows: float32 [documents, 1], MaxSim of the query with each, both with the prompts and lengths of the folder.
     `most` of `how` is a document's, None: the folder's."""
     model, text = asked.model, asked.model.about.text
-    of_query = replace(how, prompt=model.prompt("query"), most=text.query_length)
-    of_documents = replace(how, prompt=model.prompt("document"), most=how.most or text.document_length)
+    of_query = how._replace(prompt=model.prompt("query"), most=text.query_length)
+    of_documents = how._replace(prompt=model.prompt("document"), most=how.most or text.document_length)
     first = await vectors_of(asked, [query], of_query, "query")
     encoder = model.encoder()
 

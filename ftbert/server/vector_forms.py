@@ -6,6 +6,7 @@ import sys
 from binascii import b2a_base64
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,7 @@ class VectorForm:
         return numbers if self.encoding == "float" else b2a_base64(numbers.tobytes(), newline=False).decode("ascii")
 
 
+@lru_cache(256)
 def choose_form(
     encoding: str | None, embed_dtype: str | None = None, endianness: str | None = None,
     of_bytes: tuple[str, str | None] = ("output_dtype", None),
