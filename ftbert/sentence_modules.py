@@ -57,6 +57,14 @@ def read_routes(router: Module) -> Routes:
     return Routes(made, default)
 
 
+def told_routes(router: Module) -> str:
+    """The kinds of modules of each route; "" of what is no Router, or has no file with its routes."""
+    if router.kind not in ROUTERS or not exists(router.folder / ROUTER_CONFIG):
+        return ""
+    listed = read_routes(router).modules.items()
+    return "; ".join(f"{name}: {', '.join(module.kind.rpartition('.')[2] for module in one)}" for name, one in listed)
+
+
 def inner_modules(module: Module) -> list[Module]:
     """Those of a Router's routes; of another module itself."""
     if module.kind not in ROUTERS:
@@ -82,10 +90,17 @@ def read_modules(folder: Path) -> list[Module]:
 
 def transformer_folder(folder: Path) -> Path:
     """Where config.json, the weights and the tokenizer are: `folder`, or the one in it that modules.json gives to its
-    Transformer or StaticEmbedding, also behind a Router. ValueError as of `read_modules` and `read_routes`."""
+    Transformer or StaticEmbedding, also behind a Router. ValueError as of `read_modules` and `read_routes`, and where
+    the Router's routes have several networks."""
     first = next(iter(read_modules(folder)), None)
     if first is not None and first.kind in ROUTERS:
-        first = next((module for module in inner_modules(first) if module.kind in _TRANSFORMERS), None)
+        router, inner = first, [module for module in inner_modules(first) if module.kind in _TRANSFORMERS]
+        if len(names := sorted({str(module.folder.relative_to(folder)) for module in inner})) > 1:
+            raise ValueError(
+                f"{folder / MODULES}: module {router.full!r} ({told_routes(router)}) has several networks, "
+                f"{', '.join(names)}: ftbert loads one; give the folder of that"
+            )
+        first = next(iter(inner), None)
     return first.folder if first is not None and first.kind in (*_TRANSFORMERS, STATIC) else folder
 
 

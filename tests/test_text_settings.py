@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import ftbert
 from ftbert.text import TextSettings
 
 ST = "sentence_transformers.models."
@@ -107,6 +108,29 @@ def test_another_chain_of_modules_is_refused(folder: Path, content: Any, words: 
     write(folder, "modules.json", content)
     with pytest.raises(ValueError, match=r"modules\.json: .*" + words):
         TextSettings.from_folder(folder)
+
+
+def routed(folder: Path, place: str, **routes: list[str]) -> None:
+    """The file of a Router in `place`: modules of each route, as sentence-transformers names their folders."""
+    named = {name: [f"{name}_{i}_{kind}" for i, kind in enumerate(kinds)] for name, kinds in routes.items()}
+    types = {one: ST + kind for name, kinds in routes.items() for one, kind in zip(named[name], kinds, strict=True)}
+    (folder / place).mkdir(exist_ok=True)
+    write(folder, str(Path(place, "router_config.json")), {"types": types, "structure": named, "parameters": {}})
+
+
+def test_routes_that_are_not_computed(folder: Path) -> None:
+    """Two chains for queries and documents: behind one network, and each with its own."""
+    write(folder, "modules.json", modules(T, P, ST + "Router"))
+    routed(folder, "2_Router", query=["Dense", "Normalize"], document=["Dense"])
+    with pytest.raises(ValueError, match=rf"module '{ST}Router' \(query: Dense, Normalize; document: Dense\) is not supported"):
+        TextSettings.from_folder(folder)
+    listed = modules(ST + "Router", N)
+    write(folder, "modules.json", [listed[0] | {"path": ""}, listed[1]])
+    routed(folder, "", query=["Transformer", "Pooling"], document=["Transformer", "Pooling"])
+    words = r"\(query: Transformer, Pooling; document: Transformer, Pooling\) has several networks, document_0_Transformer, query_0_"
+    for call in (TextSettings.from_folder, ftbert.load):
+        with pytest.raises(ValueError, match=words):
+            call(folder)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import Any
 
 from ftbert.input_file import origin, read_json_object, shown
 from ftbert.own_classes import in_transformers_words
-from ftbert.sentence_modules import MODULES, ROUTERS, Module, read_modules, transformer_folder
+from ftbert.sentence_modules import MODULES, ROUTERS, Module, read_modules, told_routes, transformer_folder
 from ftbert.text.checks import length_in
 from ftbert.text.own_modules import known_modules, task_prompts
 from ftbert.text.pooling_settings import read_pooling
@@ -299,8 +299,9 @@ def _chain(where: Path, modules: list[Module]) -> tuple[Path, list[Module]]:
     found = [module for module in modules if module.kind not in NOTHING]
     for module in found:
         if module.kind not in known:
+            routes = f" ({routes})" if (routes := told_routes(module)) else ""
             raise ValueError(
-                f"{where}: module {module.full!r} is not supported; encode() knows {', '.join(known)}. {_HINT}"
+                f"{where}: module {module.full!r}{routes} is not supported; encode() knows {', '.join(known)}. {_HINT}"
             )
     kinds = [module.kind for module in found]
     if kinds[:2] != ["Transformer", "Pooling"] or not set(known[2:]).issuperset(kinds[2:]):
