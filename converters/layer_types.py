@@ -26,8 +26,16 @@ def turn(theta: float, *rules: str) -> Callable[[Config, Description], None]:
     """Rotary positions, the same in all layers."""
 
     def adjust(config: Config, description: Description) -> None:
+        attention = description["layer"]["attention"]
         found = rotary(config, rope_of(config), theta, _head_size(description), rules)
-        description["layer"]["attention"]["rotary"] = found
+        if stretch := found.get("stretch"):
+            if attention.get("causal"):  # keys in a cache were turned when their sequence was shorter
+                del found["stretch"]
+            else:
+                given = config.get("n_positions")  # of nomic's own config
+                longest = int(stretch["trained"] * stretch["factor"]) if given is None else given
+                description["positions"]["rows"] = max(longest, stretch["trained"])
+        attention["rotary"] = found
 
     return adjust
 
@@ -74,7 +82,8 @@ def rotary_of_type(config: Config, description: Description, kind: str, key: str
     """Rotary positions of the layers of a type. key: of their theta in older files."""
     own = _object(_object(config.get("rope_parameters"), "rope_parameters").get(kind), f"rope_parameters.{kind}")
     scaling = _object(config.get("rope_scaling"), "rope_scaling")
-    return rotary(config, {"rope_theta": config.get(key, theta)} | own | scaling, theta, _head_size(description))
+    found = rotary(config, {"rope_theta": config.get(key, theta)} | own | scaling, theta, _head_size(description))
+    return {name: value for name, value in found.items() if name != "stretch"}  # the core has one for all layers
 
 
 def _object(value: Any, name: str) -> dict[str, Any]:

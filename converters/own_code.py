@@ -4,7 +4,7 @@ them; and whether it names a class that computes what its model type does: trans
 
 from __future__ import annotations
 
-from ftbert.checkpoint import FLASH, find_class, in_transformers_words, named_classes, own_class, shown
+from ftbert.checkpoint import FLASH, ModelConfig, find_class, in_transformers_words, named_classes, own_class, shown
 from ftbert.converters.clip_families import text_part
 from ftbert.converters.families import find_family
 from ftbert.converters.family import Config, entry
@@ -83,8 +83,9 @@ def todays_words(document: Config) -> Config:
             raise ValueError(f"{key} {shown(said)} is not supported: only {shown(only)}")
     made = {today: document[key] for today, key in _NOMIC.items() if key in document}
     kept = set(document) - set(_NOMIC.values())
-    if document.get("rotary_scaling_factor") is not None:  # changes positions past the trained length alone
+    if (factor := document.get("rotary_scaling_factor")) is not None:
         made["max_position_embeddings"] = document.get("max_trained_positions")
+        made["rope_scaling"] = {"rope_type": "dynamic", "factor": factor}
         kept.add("n_positions")
     rest = {key: value for key, value in document.items() if key in kept}
     return {**rest, "hidden_act": "silu", **made}
@@ -112,21 +113,19 @@ def _expect_no_experts(document: Config) -> None:
         )
 
 
-def cut_texts(document: Config) -> str:
-    """A sentence on the tokens past the trained length that a config, as `todays_words` gives it, has positions for and
-    ftbert computes none of; "" where there are none."""
-    factor, trained = document.get("rotary_scaling_factor"), document.get("max_position_embeddings")
-    more, rule = document.get("n_positions"), f"rotary_scaling_factor {shown(factor)}"
-    if factor is None:
-        rope = document.get("rope_parameters") or document.get("rope_scaling")
-        found = rope if isinstance(rope, dict) else {}
-        if (found.get("rope_type") or found.get("type")) != "dynamic":
-            return ""
-        factor, rule = found.get("factor"), f"rope_type dynamic, factor {shown(found.get('factor'))}"
-        more = trained * factor if isinstance(trained, int) and isinstance(factor, int | float) else None
-    if not isinstance(trained, int) or not isinstance(more, int | float) or more <= trained:
+def cut_texts(document: Config, encoder: ModelConfig) -> str:
+    """A sentence on the tokens past the trained length for which a config has positions, and the encoder none; "" where
+    there are none."""
+    trained, rope = document.get("max_position_embeddings"), document.get("rope_parameters")
+    rope = document.get("rope_scaling") or rope
+    found = rope if isinstance(rope, dict) else {}
+    stretched = any((one := layer.attention.rotary) is not None and one.stretch for layer in encoder.layers)
+    if stretched or (found.get("rope_type") or found.get("type")) != "dynamic":
+        return ""
+    factor = found.get("factor")
+    if not isinstance(trained, int) or not isinstance(factor, int | float) or factor <= 1:
         return ""
     return (
-        f"texts are cut at {trained} tokens, and the config has positions for {more:.0f} ({rule}): frequencies that "
-        "change with a text's length are not computed yet"
+        f"texts are cut at {trained} tokens, and the config has positions for {trained * factor:.0f} (rope_type "
+        f"dynamic, factor {shown(factor)}): frequencies that change with a text's length are those of encoders alone"
     )

@@ -39,8 +39,7 @@ def rotary(document: Config, rope: Config, theta: float, head_size: int, rules: 
     base = float(typed("float", "rope_theta", base))
     if not 0 < base < 1e15:
         raise ValueError(f"rope_theta: expected a number above 0 and below 1e15, got {base}")
-    # The rule "dynamic" changes nothing up to max_position_embeddings, which is the longest sequence that runs.
-    return {"theta": base} if kind in ("default", "dynamic") else _SCALED[kind](_Rope(document, rope, base, head_size))
+    return {"theta": base} if kind == "default" else _SCALED[kind](_Rope(document, rope, base, head_size))
 
 
 class _Rope:
@@ -116,6 +115,11 @@ def _yarn(one: _Rope) -> dict[str, Any]:
     return {"frequencies": made, "amplitude": amplitude}
 
 
+def _dynamic(one: _Rope) -> dict[str, Any]:
+    trained = typed("int", "max_position_embeddings", one.document.get("max_position_embeddings", 0))
+    return {"theta": one.theta, "stretch": {"factor": one.number("factor"), "trained": trained}}
+
+
 def _ntk(one: _Rope) -> dict[str, Any]:
     """Of the GTE models' own code (model type "new"): theta and frequencies scaled, at any length."""
     if one.rope.get("mixed_b") is not None:
@@ -124,5 +128,5 @@ def _ntk(one: _Rope) -> dict[str, Any]:
     return {"frequencies": [f / factor ** (2 / one.dims) for f in one.plain(one.theta * factor)]}
 
 
-_SCALED = {"linear": _linear, "llama3": _llama3, "yarn": _yarn, "ntk": _ntk}
+_SCALED = {"linear": _linear, "dynamic": _dynamic, "llama3": _llama3, "yarn": _yarn, "ntk": _ntk}
 _RULES = ("default", "linear", "dynamic", "llama3", "yarn")

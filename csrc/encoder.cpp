@@ -35,6 +35,8 @@ struct Encoder<Device, T>::Buffers {
   T* chosen = nullptr;       // [output_rows, width], attention's result in those that are
   T* embedded = nullptr;     // [tokens, embedding], where it is projected to hidden
   float* factors = nullptr;  // [tokens] of the rows of the word table, where the model has token dropout
+  float* angles = nullptr;   // Batch::angles and angle_rows, where the model needs them
+  int32_t* angle_rows = nullptr;
   LayerBuffers<T> layers;
   std::vector<LayerBuffers<T>> alone;  // of threads with sequences of their own; in the memory of `layers`
 };
@@ -93,6 +95,10 @@ auto Encoder<Device, T>::carve(Workspace& ws, const Batch& batch, const Schedule
   if (choose) b.chosen = ws.take<T>(rows_with_slack<Device>(chosen) * width);
   if (c.embedding_projection) b.embedded = ws.take<T>(rows_with_slack<Device>(tokens) * c.embedding);
   if (c.token_dropout && c.stage.first()) b.factors = ws.take<float>(tokens);
+  if (const Rotary* const rotary = c.stretched()) {
+    b.angles = ws.take<float>(tokens * rotary->dims);
+    b.angle_rows = ws.take<int32_t>(tokens);
+  }
   LayerBuffers<T> of_batch;
   layers_.carve(ws, std::max(tokens, chosen), of_batch);
   if (tokens <= limits_.by_moments)
@@ -191,6 +197,12 @@ void Encoder<Device, T>::forward(Context<Device>& context, const Batch& given, c
                  ", which goes on from what the one before has left: load them with parallel=\"pipeline\"");
     T* const x = choose ? b.x : read;
     if (b.layers.zeros) clear_on_device(context, b.layers.zeros, b.layers.zero_bytes);
+    if (const Rotary* const rotary = config_.stretched()) {
+      FTBERT_CHECK(!batch.cache, "rotary positions that follow a sequence's length go with no cache of its beginning");
+      rotary_angles<Device>(context, rotary->frequencies.data(), rotary->dims / 2, rotary->amplitude, *rotary->stretch,
+                            batch.places(), sequences.cu_q, sequences.count, batch.tokens(), b.angles, b.angle_rows);
+      batch.angles = b.angles, batch.angle_rows = b.angle_rows;
+    }
     embed(context, batch, b, x);
     const int64_t layers = config_.depth() - (choose && config_.depth() > 0);
     if (b.alone.size() > 1 && !hook) {

@@ -179,12 +179,23 @@ def render() -> str:
         "the model's length. Where the pooled output is of padding, `optimize` runs the original. Soft caps of",
         "attention scores (gemma2) run on the general path; of transformers' attentions `eager` alone has them.",
         "Activations: gelu (erf), gelu_new and its other spellings (tanh), quick_gelu, relu, silu, tanh. Rotary",
-        "frequencies that change with a text's length (`rope_type` dynamic, nomic's `rotary_scaling_factor`) are",
-        "those of texts up to the trained length, where longer ones are cut; `load` warns.",
+        "frequencies that change past the trained length (`rope_type` dynamic, nomic's `rotary_scaling_factor`) are",
+        "those of each text's own tokens, as transformers and nomic's code have them for a text alone: there the",
+        "longest of a batch decides for all, here a text does not depend on its neighbours. Of decoders that see",
+        "earlier tokens alone longer texts are cut, since keys in a cache are turned already; `load` warns.",
         "",
         "With real weights, on sentences of STS-B, in float32 on the CPU (`tests/test_real_decoders.py`):",
         "",
         *_REAL,
+        "",
+        "## By name",
+        "",
+        "How folders of the hub run (`docs/hub_folders.tsv`), with a test of what sets each apart, on small random",
+        "models; of all-MiniLM-L6-v2 with its own weights:",
+        "",
+        "| folder | runs as | test |",
+        "|---|---|---|",
+        *(f"| {names} | {how} | {_test(test)} |" for names, how, test in _folders()),
         "",
         "## How a model is read",
         "",
@@ -223,6 +234,19 @@ def render() -> str:
         "inside the encoder what is missing, misshapen or left over is an error.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _folders() -> list[list[str]]:
+    rows = (ROOT / "docs" / "hub_folders.tsv").read_text(encoding="utf-8").splitlines()[1:]
+    return [row.replace("*", r"\*").split("\t") for row in rows]
+
+
+def _test(named: str) -> str:
+    """ValueError for a test that is not there."""
+    file, _, function = named.partition("::")
+    if f"def {function}(" not in (ROOT / "tests" / file).read_text(encoding="utf-8"):
+        raise ValueError(f"docs/hub_folders.py names {named}, which tests/ has not")
+    return f"[{function}](../tests/{file})"
 
 
 def _kinds(one: Any) -> str:

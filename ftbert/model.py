@@ -118,7 +118,7 @@ def load(
     )  # fmt: skip
     if heads and checkpoint.config.left_out:
         warn_caller(f"{checkpoint.source.where}: {checkpoint.config.left_out}")
-    if cut := cut_texts(checkpoint.config.huggingface):
+    if cut := cut_texts(checkpoint.config.huggingface, checkpoint.config.encoder):
         warn_caller(f"{checkpoint.source.where}: {cut}")
     asked = torch.float32 if named is None and not has_own_dtype(checkpoint) else named
     asked = None if asked in (None, "auto") else asked

@@ -101,6 +101,7 @@ def valid(name: str, device: str) -> list[Any]:
         "restore_padding": [x, torch.tensor([0, 1, -1, 5], dtype=torch.int32, device=device)],
         "repeat_prefix": [torch.tensor([2, 4], dtype=torch.int32, device=device), 2, floats(8, 32), floats(8, 32)],
         "rotary": [floats(6, 192), columns, floats(10, 16, 2), 2, 2, False, "rms", floats(32), None, floats(32), None, 1e-6, 0.0, "once"],
+        "rotary_angles": [torch.ones(3, dtype=torch.float64, device=device), 1.0, 2.0, 4, columns, cu],
         "rotary_table": [torch.ones(3, dtype=torch.float64, device=device), 1.0, 5],
         "store_keys_values": [floats(6, 128), torch.tensor([4, 0, -1, 9, 2, 7], dtype=torch.int32, device=device), 2, 1, floats(8, 32), floats(8, 32)],
         "softmax": [floats(2, 2, 5, 5), cu, 0.5, bias, columns, torch.float32],

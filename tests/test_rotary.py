@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from calls import kernels
@@ -91,6 +92,27 @@ def test_angles(device: str) -> None:
         for position in (0, 1, 77, 100000):
             want = torch.stack([(position * of).cos(), (position * of).sin()], dim=1)
             assert_close(table[position], 1.25 * want, atol=1e-7, rtol=6e-8)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.sampled_from(HERE or PLACES), st.lists(st.integers(0, 40), min_size=1, max_size=6), st.integers(0, 7), st.sampled_from([4, 6, 64, 260]),
+    st.floats(0.25, 8), st.integers(1, 30),
+)  # fmt: skip
+def test_angles_by_a_sequences_length(
+    place: Place, lengths: list[int], more: int, dims: int, factor: float, trained: int
+) -> None:
+    """Theta grows as nomic's own code has it, NomicBertDynamicNTKRotaryEmbedding, for each sequence by its tokens."""
+    theta, device = 1000.0, place.device
+    cu = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device=device)
+    positions = torch.cat([*(torch.arange(n) + 3 for n in lengths), torch.zeros(more)]).int()
+    got = ops.rotary_angles(frequencies(dims, theta).to(device), 1.25, factor, trained, positions.to(device), cu).cpu()
+    rows = []
+    for n in lengths:
+        base = theta * (factor * n / trained - (factor - 1)) ** (dims / (dims - 2)) if n > trained else theta
+        angle = (torch.arange(n).double() + 3)[:, None] * base ** (-torch.arange(0, dims, 2).double() / dims)
+        rows.append(torch.stack([angle.cos(), angle.sin()], dim=2))
+    assert_close(got, torch.cat([1.25 * torch.cat(rows), torch.zeros(more, dims // 2, 2)]), atol=2e-7, rtol=1e-6)
 
 
 def test_far_positions_turn_by_their_own_angle(place: Place) -> None:

@@ -187,6 +187,25 @@ void rotary_table(Context<Device>& context, const double* frequencies, int64_t p
                   int64_t positions,
                   float* table);  // [positions, pairs, 2]
 
+// Frequencies that fall where a sequence has n > `trained` tokens: pair i of p then turns by its frequency times
+// g^(-i / (p - 1)), g = factor * n / trained - factor + 1. So it does where theta grows by g^(p / (p - 1)), which is
+// transformers' rope_type "dynamic" and nomic's rotary_scaling_factor for a sequence alone.
+struct Stretch {
+  double factor = 1;
+  int64_t trained = 1;
+  bool operator==(const Stretch&) const = default;
+};
+
+// A table of a batch's own, as rotary_table makes it, with a row for each token, by the length of its sequence; and
+// the tokens' rows in it, 0, 1, 2, ... positions int32 [tokens]; cu_seqlens int32 [count + 1], of which the CPU's are
+// readable by the host. Rows past cu_seqlens[count] are 0. Angles are computed in double. frequencies [pairs], pairs
+// at least 2, is memory of the host.
+template <class Device>
+void rotary_angles(Context<Device>& context, const double* frequencies, int64_t pairs, double amplitude,
+                   const Stretch& stretch, const int32_t* positions, const int32_t* cu_seqlens, int64_t count,
+                   int64_t tokens, float* table,
+                   int32_t* rows);  // [tokens, pairs, 2], [tokens]
+
 // What becomes of heads of queries and keys between their product and attention: a norm, then a rotation.
 template <class T>
 struct HeadRules {

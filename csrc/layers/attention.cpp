@@ -113,7 +113,8 @@ Operand attend(Context<Device>& context, const Layer<T>& layer, const Batch& bat
   const Operand wished{b.qkv, fused && !batch.cache && !c.position_scores
                                   ? &plain_format(attention_operand<Device, T>(*layer.qkv.weight.format))
                                   : kFormat<T>};
-  const HeadRules<T> rules{layer.q_norm, layer.k_norm, layer.rotation, batch.turns() + run.first_token};
+  const HeadRules<T> rules{layer.q_norm, layer.k_norm, batch.turned_by(layer.rotation),
+                           batch.turns() + run.first_token};
   // The general path adds the bias itself, in its own order, unless it belongs to what heads become.
   const bool biased = fused || rules;
   const CacheRows<T> cache = cache_rows_of(layer, batch, run);

@@ -37,10 +37,20 @@ struct Batch {
   int64_t shared_prefix = 0;  // with a cache: tokens of the first sequence, that all others go on behind
   // [tokens, hidden] of the stream's type: what the stage before has left, where this is a later one.
   const void* hidden = nullptr;
+  // Of rotary positions that depend on a sequence's length: the table of this batch, [tokens, dims], and each token's
+  // row in it.
+  const float* angles = nullptr;
+  const int32_t* angle_rows = nullptr;
 
   int64_t tokens() const { return sequences.rows; }  // on a GPU an upper bound
-  // [tokens] by which a rotation turns. Positions that are not columns come with these.
-  const int32_t* turns() const { return columns ? columns : positions; }
+  // [tokens] where a token stands in its sequence. Positions that are not columns come with these.
+  const int32_t* places() const { return columns ? columns : positions; }
+  // [tokens] by which the table of a rotation turns.
+  const int32_t* turns() const { return angles ? angle_rows : places(); }
+  Rotation turned_by(Rotation of_layer) const {
+    if (of_layer && angles) of_layer.table = angles, of_layer.positions = tokens();
+    return of_layer;
+  }
   int64_t output_rows() const { return rows.of(sequences); }
   Sequences of(const Run& run) const {
     Sequences some = sequences.from(run.first_sequence);

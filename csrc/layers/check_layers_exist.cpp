@@ -39,6 +39,9 @@ void check_layers_exist(const ModelConfig& config) {
     if (const std::optional<Rotary>& rotary = c.attention.rotary)
       refuse(config.max_positions > kMostTurns || config.max_positions * rotary->dims > kMostTableFloats,
              "tables of rotary positions of more than 2^21 rows or 2 GiB");
+    if (const Rotary* const stretched = config.stretched())
+      refuse(c.attention.rotary && *c.attention.rotary != *stretched,
+             "rotary positions that follow a sequence's length in some layers alone");
   }
   std::string words;
   for (const std::string& one : lacking) words += "\n  " + one;

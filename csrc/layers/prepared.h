@@ -12,7 +12,8 @@
 
 namespace ftbert {
 
-// weights with the rotation of each layer, one table of config.max_positions rows for each distinct Rotary.
+// weights with the rotation of each layer, one table of config.max_positions rows for each distinct Rotary; of one
+// whose tables batches bring (Batch::angles), a row.
 template <class Device, class T>
 Weights<T> with_rotary_tables(const Context<Device>& context, const ModelConfig& config, Weights<T> weights,
                               const AllocateFloats& allocate);

@@ -21,10 +21,10 @@ Weights<T> with_rotary_tables(const Context<Device>& context, const ModelConfig&
     auto found = std::find_if(made.begin(), made.end(), [&](const auto& one) { return *one.first == *asked; });
     if (found == made.end()) {
       FTBERT_CHECK(allocate, "rotary positions need memory for their table");
-      float* const table = allocate(config.max_positions * asked->dims);
-      rotary_table<Device>(on, asked->frequencies.data(), asked->dims / 2, asked->amplitude, config.max_positions,
-                           table);
-      found = made.insert(made.end(), {&*asked, {table, config.max_positions, asked->dims, asked->interleaved}});
+      const int64_t rows = asked->stretch ? 1 : config.max_positions;  // those of a batch are made with it
+      float* const table = allocate(rows * asked->dims);
+      rotary_table<Device>(on, asked->frequencies.data(), asked->dims / 2, asked->amplitude, rows, table);
+      found = made.insert(made.end(), {&*asked, {table, rows, asked->dims, asked->interleaved}});
     }
     weights.layers[i].rotation = found->second;
   }

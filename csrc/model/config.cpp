@@ -66,7 +66,8 @@ Rotary read_rotary(Section& read, int64_t head_size) {
   Rotary c{.dims = read.integer("dims", 2, 1 << 16, head_size),
            .frequencies = {},
            .amplitude = read.number("amplitude", 0, 1e6, 1),
-           .interleaved = read.boolean("interleaved", false)};
+           .interleaved = read.boolean("interleaved", false),
+           .stretch = {}};
   read.require(
       c.dims % 2 == 0 && c.dims <= head_size, "dims",
       "expected an even number up to head_size " + std::to_string(head_size) + ", got " + std::to_string(c.dims));
@@ -79,6 +80,12 @@ Rotary read_rotary(Section& read, int64_t head_size) {
     const double theta = read.number("theta", 0, 1e15);
     for (int64_t i = 0; i < c.dims; i += 2)
       c.frequencies.push_back(std::pow(theta, -static_cast<double>(i) / static_cast<double>(c.dims)));
+  }
+  if (std::optional<Section> stretch = read.section("stretch")) {
+    c.stretch =
+        Stretch{.factor = stretch->number("factor", 0, 1e6), .trained = stretch->integer("trained", 1, kMostRows)};
+    stretch->finish();
+    read.require(c.dims > 2, "stretch", "expected more than 2 dims");
   }
   read.finish();
   return c;
@@ -260,6 +267,12 @@ void check_shared(const ModelConfig& c, Complaints& complaints) {
 
 bool ModelConfig::rotary() const {
   return std::any_of(layers.begin(), layers.end(), [](const LayerConfig& layer) { return layer.attention.rotary; });
+}
+
+const Rotary* ModelConfig::stretched() const {
+  for (const LayerConfig& layer : layers)
+    if (const std::optional<Rotary>& rotary = layer.attention.rotary; rotary && rotary->stretch) return &*rotary;
+  return nullptr;
 }
 
 bool ModelConfig::by_distance() const {

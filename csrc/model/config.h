@@ -28,6 +28,7 @@ struct Rotary {
   std::vector<double> frequencies;  // [dims / 2], in radians; of base theta: theta^(-2i / dims)
   double amplitude = 1;             // of what was turned (YaRN's attention factor)
   bool interleaved = false;         // pairs (2i, 2i + 1); otherwise (i, i + dims / 2)
+  std::optional<Stretch> stretch;   // of long sequences
   bool operator==(const Rotary&) const = default;
 };
 
@@ -141,6 +142,8 @@ struct ModelConfig {
   bool counts_tokens() const { return positions == PositionKind::from_padding; }
   // Whether some layer turns its heads by a token's column.
   bool rotary() const;
+  // The rotation of layers whose frequencies depend on a sequence's length; nullptr: they depend on nothing.
+  const Rotary* stretched() const;
   // Whether some layer's attention is so.
   bool by_distance() const;
   // Longest sequence that the positions are for.

@@ -42,16 +42,26 @@ class NormConfig:
 
 
 @dataclass(frozen=True)
+class StretchConfig:
+    """In sequences of n > trained tokens, pair i of p turns by its frequency times g^(-i / (p - 1)), with g = factor *
+    n / trained - factor + 1."""
+
+    factor: float
+    trained: int
+
+
+@dataclass(frozen=True)
 class RotaryConfig:
     """The first `dims` numbers of each head are turned in pairs, pair i by position * frequencies[i]; theta stands for
     the frequencies theta^(-2i / dims). amplitude: of the turned numbers. interleaved: pairs (2i, 2i+1), not
-    (i, i + dims/2)."""
+    (i, i + dims/2). stretch: of long sequences."""
 
     theta: float | None
     dims: int
     frequencies: tuple[float, ...] | None
     amplitude: float
     interleaved: bool
+    stretch: StretchConfig | None = None
 
 
 @dataclass(frozen=True)
@@ -330,7 +340,7 @@ _NESTED: dict[str, Any] = {
     "attention": AttentionConfig, "ffn": FeedForwardConfig, "layers": LayerConfig, "rotary": RotaryConfig,
     "positions": PositionConfig, "relative_bias": RelativeBiasConfig, "position_scores": PositionScoresConfig,
     "position_table": PositionTableConfig, "convolution": ConvolutionConfig, "shard": ShardConfig, "stage": StageConfig,
-    "token_dropout": TokenDropoutConfig,
+    "stretch": StretchConfig, "token_dropout": TokenDropoutConfig,
 }  # fmt: skip
 
 

@@ -22,6 +22,25 @@ Tensor table(const Tensor& frequencies, double amplitude, int64_t positions) {
   return out;
 }
 
+// frequencies float64 [pairs], positions int32 [tokens], cu_seqlens int32 [count + 1] -> [tokens, pairs, 2]
+Tensor angles(const Tensor& frequencies, double amplitude, double factor, int64_t trained, const Tensor& positions,
+              const Tensor& cu_seqlens) {
+  integers("frequencies", frequencies, positions, at::kDouble, 2);
+  integers("positions", positions, positions, at::kInt, 0);
+  count("trained", trained, 1);
+  FTBERT_CHECK(factor > 0, "factor: expected a number above 0, got ", factor);
+  const int64_t pairs = frequencies.size(0), tokens = positions.size(0);
+  const int64_t sequences = check_offsets(cu_seqlens, positions, tokens);
+  const Tensor on_host = frequencies.to(at::kCPU), rows = at::empty_like(positions);
+  Tensor out = at::empty({tokens, pairs, 2}, frequencies.options().dtype(at::kFloat));
+  run(frequencies.device(), DType::fp32, [&]<class Device>(auto, CallContext<Device>& call) {
+    rotary_angles<Device>(call.context, data<double>(on_host), pairs, amplitude, {factor, trained},
+                          data<int32_t>(positions), data<int32_t>(cu_seqlens), sequences, tokens, data<float>(out),
+                          data<int32_t>(rows));
+  });
+  return out;
+}
+
 Tensor rotate(const Tensor& qkv, const OptionalTensor& positions, const OptionalTensor& table, int64_t heads,
               int64_t kv_heads, bool interleaved, const std::string& kind, const OptionalTensor& q_gamma,
               const OptionalTensor& q_beta, const OptionalTensor& k_gamma, const OptionalTensor& k_beta, double eps,
@@ -99,6 +118,10 @@ Tensor linear_turned_op(const Tensor& a, const Tensor& weight, const OptionalTen
 
 TORCH_LIBRARY_FRAGMENT(ftbert, m) {
   define_op(m, "rotary_table(Tensor frequencies, float amplitude, SymInt positions) -> Tensor", &table);
+  define_op(m,
+            "rotary_angles(Tensor frequencies, float amplitude, float factor, int trained, Tensor positions, "
+            "Tensor cu_seqlens) -> Tensor",
+            &angles);
   define_op(m,
             "rotary(Tensor qkv, Tensor? positions, Tensor? table, int heads, int kv_heads=0, bool interleaved=False, "
             "str kind='rms', Tensor? q_gamma=None, Tensor? q_beta=None, Tensor? k_gamma=None, Tensor? k_beta=None, "
