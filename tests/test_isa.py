@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -72,6 +73,8 @@ def test_a_set_that_was_not_built_is_named() -> None:
     """A build of one set, held to less than that."""
     if len(BUILT) == len(SETS):
         pytest.skip("this build has all sets")
+    if BUILT == ["avx2"]:
+        pytest.skip("this build has the least set alone")
     program = "from ftbert._library import build_info; build_info()"
     held = {**os.environ, "FTBERT_MAX_CPU_ISA": "avx2"}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=held)
@@ -79,23 +82,36 @@ def test_a_set_that_was_not_built_is_named() -> None:
     assert done.returncode and said in done.stderr and "FTBERT_CPU_ISAS=ALL" in done.stderr
 
 
-LEAST = "this CPU lacks AVX2 or FMA; on the CPU ftbert needs x86-64-v3, as of Intel Haswell (2013) or AMD Zen (2017)"
+# What needs no CPU's kernels, then what does.
+LACKING = """
+import json, torch, ftbert
+from ftbert._library import build_info
+
+print(json.dumps(build_info()))
+torch.ops.ftbert.pooling(torch.ones(3, 8), torch.tensor([0, 3], dtype=torch.int32), "mean", False)
+"""
 
 
 @x86
 @pytest.mark.skipif(not shutil.which("qemu-x86_64"), reason="no qemu-x86_64 (Debian's qemu-user)")
 def test_a_cpu_without_avx_is_told() -> None:
-    """The library loads there, and the first call is an error, no illegal instruction."""
-    program = "import torch, ftbert; ftbert.load_library(); print('loaded'); torch.ops.ftbert.build_info()"
+    """The library loads there, for GPUs, and the first call on the CPU is an error, no illegal instruction."""
     path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
     # Whatever kernels somebody asked OpenBLAS for, it is to take those of this CPU.
     kept = {name: value for name, value in os.environ.items() if not name.startswith("OPENBLAS_")}
     done = subprocess.run(
-        ["qemu-x86_64", "-cpu", "Nehalem", os.path.realpath(sys.executable), "-c", program],
+        ["qemu-x86_64", "-cpu", "Nehalem", os.path.realpath(sys.executable), "-c", LACKING],
         capture_output=True, text=True, check=False, env={**kept, "PYTHONPATH": path},
     )  # fmt: skip
-    assert (done.returncode, done.stdout) == (1, "loaded\n"), done.stderr
-    assert done.stderr.splitlines()[-1] == f"RuntimeError: {LEAST}"
+    reason = (
+        "this CPU lacks AVX2, FMA, BMI1, BMI2; on the CPU ftbert needs x86-64-v3, as of Intel Haswell (2013) or AMD Zen "
+        "(2017)"
+    )
+    assert done.returncode == 1 and done.stdout, done.stderr
+    info = json.loads(done.stdout)
+    assert [info[name] for name in ("cpu_isa", "cpu_int8", "cpu_gemm", "cpu_reason")] == ["none"] * 3 + [reason]
+    assert info["cpu_isas"] and info["cuda"] in ("yes", "no")
+    assert done.stderr.splitlines()[-1] == f"RuntimeError: {reason}"
 
 
 @x86

@@ -124,10 +124,13 @@ StringDict build_info() {
   const bool cuda = why_not.empty();
   info.insert("cuda", cuda ? "yes" : "no");
   if (!cuda) info.insert("cuda_reason", why_not);
-  info.insert("cpu_isa", std::string(cpu_isa()));
+  const std::string no_cpu = why_no_cpu_kernels();  // GPUs compute there all the same
+  const char* int8 = no_cpu.empty() ? isa_kernels().int8 : nullptr;
+  info.insert("cpu_isa", no_cpu.empty() ? std::string(cpu_isa()) : "none");
+  if (!no_cpu.empty()) info.insert("cpu_reason", no_cpu);
   info.insert("cpu_isas", cpu_isas());
-  info.insert("cpu_int8", isa_kernels().int8 ? isa_kernels().int8 : "none");
-  info.insert("cpu_gemm", torch_products_name());
+  info.insert("cpu_int8", int8 ? int8 : "none");
+  info.insert("cpu_gemm", no_cpu.empty() ? torch_products_name() : "none");
   if (cuda) info.insert("cuda_gemm", gemm_library_version());
   return info;
 }

@@ -45,6 +45,19 @@ bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
          __builtin_cpu_supports("bmi2");
 }
+// Of what has_avx2 asks for: "AVX2, FMA".
+std::string lacking_of_x86_64_v3() {
+  std::string names;
+  const auto add = [&](bool here, const char* name) {
+    if (!here) names += (names.empty() ? "" : ", ") + std::string(name);
+  };
+  add(__builtin_cpu_supports("avx2"), "AVX2");
+  add(__builtin_cpu_supports("fma"), "FMA");
+  add(__builtin_cpu_supports("bmi"), "BMI1");
+  add(__builtin_cpu_supports("bmi2"), "BMI2");
+  return names;
+}
+
 bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
@@ -80,6 +93,7 @@ constexpr Level kLevels[] = {{"avx2", &avx2::kernels, has_avx2},
                              {"amx", &avx512_bf16::tile_kernels, has_amx}};
 #else
 constexpr Level kLevels[] = {{"baseline", &baseline::kernels, [] { return true; }}};
+std::string lacking_of_x86_64_v3() { return ""; }
 #endif
 
 // Names joined, of levels that this build has.
@@ -90,8 +104,9 @@ std::string levels_of_build() {
   return names;
 }
 
-// The highest level of this CPU and this build up to the one that FTBERT_MAX_CPU_ISA names.
-const Level& choose_level() {
+// The highest level of this CPU and this build up to the one that FTBERT_MAX_CPU_ISA names; nullptr on a CPU that has
+// no level at all.
+const Level* choose_level() {
   constexpr int kCount = static_cast<int>(std::size(kLevels));
   const char* wish = std::getenv("FTBERT_MAX_CPU_ISA");
   int most = kCount - 1;
@@ -104,25 +119,37 @@ const Level& choose_level() {
   std::string_view lacking;  // the best that this CPU could run
   for (; most >= 0; --most) {
     if (!kLevels[most].here()) continue;
-    if (kLevels[most].kernels) return kLevels[most];
+    if (kLevels[most].kernels) return &kLevels[most];
     if (lacking.empty()) lacking = kLevels[most].name;
   }
   FTBERT_CHECK(lacking.empty(), "this build has CPU kernels for ", levels_of_build(), ", and ",
                wish && *wish ? "FTBERT_MAX_CPU_ISA asks for " : "this CPU needs ", lacking,
                " or less; build with FTBERT_CPU_ISAS=ALL (`make build FTBERT_CPU_ISAS=ALL`), or install a wheel");
-  throw Error(
-      "this CPU lacks AVX2 or FMA; on the CPU ftbert needs x86-64-v3, as of Intel Haswell (2013) or AMD Zen (2017)");
+  return nullptr;
+}
+
+const Level* chosen_level() {
+  static const Level* chosen = choose_level();
+  return chosen;
 }
 
 const Level& level() {
-  static const Level& chosen = choose_level();
-  return chosen;
+  const Level* chosen = chosen_level();
+  FTBERT_CHECK(chosen, why_no_cpu_kernels());
+  return *chosen;
 }
 
 }  // namespace
 
 const IsaKernels& isa_kernels() { return *level().kernels; }
 std::string_view cpu_isa() { return level().name; }
+
+std::string why_no_cpu_kernels() {
+  if (chosen_level()) return "";
+  return "this CPU lacks " + lacking_of_x86_64_v3() +
+         "; on the CPU ftbert needs x86-64-v3, as of Intel Haswell (2013) or AMD Zen (2017)";
+}
+
 std::string cpu_isas() { return levels_of_build(); }
 
 template <>

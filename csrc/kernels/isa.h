@@ -59,6 +59,10 @@ const IsaKernels& isa_kernels();
 // Its name.
 std::string_view cpu_isa();
 
+// Why there is none for this CPU, whatever the build has, or "". Where there is one and this build is without it, or
+// FTBERT_MAX_CPU_ISA names none, it throws as isa_kernels does.
+std::string why_no_cpu_kernels();
+
 // The names of all that this build has, whatever this CPU has: "avx2, avx512". A checkout compiles one set until
 // FTBERT_CPU_ISAS asks for others.
 std::string cpu_isas();
