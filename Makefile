@@ -54,7 +54,7 @@ CXX_FILES = $(shell find csrc tests/cpp tests/ops examples -name '*.cpp' -o -nam
 WORKERS ?= 3
 
 .PHONY: help run test build test-build wheels gpu-wheel wheels-test bench bench-avx2 bench-decode soak-generation int8-accuracy lint clean core-test cuda-compile cuda-spills build-for-gpus py-test clients-test ray-test avx2-test fuzz fuzz-gguf kills \
-  serve-soak asan-test gpu-build gpu-test gpu-bench models models-modern fetches
+  serve-soak serve-soak-generation asan-test gpu-build gpu-test gpu-bench models models-modern fetches
 
 # One thing after another, also under -j: pytest's closing line comes last.
 .NOTPARALLEL:
@@ -259,6 +259,9 @@ kills: build  ## SIGKILL at 200 random moments of convert and embed
 
 serve-soak: build  ## the server attacked; ARGS="--requests 1000000 --sigterms 100 --idle 10000 --slow 1000"
 	PYTHONPATH=.:tests $(PYTHON) tests/soak_server.py $(ARGS)
+
+serve-soak-generation: build  ## texts from a server for minutes, some cancelled; ARGS="--requests 10000"
+	PYTHONPATH=.:tests $(PYTHON) tests/soak_generation_server.py $(ARGS)
 
 lint: $(DEPS)  ## ruff, mypy, clang-format, sentences
 	@printf '\n== lint\n'

@@ -77,7 +77,7 @@ def test_without_a_length_an_answer_fills_the_context(both: Both) -> None:
     body = {"messages": CHAT, "temperature": 0, "ignore_eos": True}
     usage = both.server.post("/v1/chat/completions", body)["usage"]
     assert usage["total_tokens"] == 160
-    assert both.server.post("/v1/chat/completions", {**body, "max_tokens": 1 << 40})["usage"]["total_tokens"] == 160
+    assert both.server.post("/v1/chat/completions", {**body, "max_tokens": 10**30})["usage"]["total_tokens"] == 160
     assert both.server.post("/v1/completions", {"prompt": "hello", "ignore_eos": True})["usage"]["completion_tokens"] == 16
 
 
@@ -164,6 +164,11 @@ WRONG: list[tuple[str, dict[str, Any], int, str]] = [
     ("/v1/completions", {"prompt": "a", "seed": "x"}, 422, "seed"),
     ("/v1/completions", {"prompt": "a", "logit_bias": {"99999": 1}}, 422, "99999"),
     ("/v1/completions", {"prompt": "a", "logit_bias": {"word": 1}}, 422, "logit_bias"),
+    ("/v1/completions", {"prompt": "a", "logit_bias": {str(10**30): 1}}, 422, "`logit_bias`"),
+    *[("/v1/completions", {"prompt": "a", name: sign * 10**30}, 422, f"`{name}`") for name in ("seed", "top_k", "min_tokens", "logprobs") for sign in (1, -1)],
+    ("/v1/completions", {"prompt": "a", "max_tokens": -(10**30)}, 422, "`max_tokens`"),
+    ("/v1/completions", {"prompt": "a", "n": 10**30}, 422, "`n`"),
+    ("/v1/completions", {"prompt": [10**30]}, 422, "`prompt`"),
     ("/v1/completions", {"prompt": "a", "logit_bias": {str(i): 1 for i in range(1025)}}, 422, "`logit_bias`"),
     ("/v1/completions", {"prompt": "a", "logprobs": 21}, 422, "logprobs"),
     ("/v1/completions", {"prompt": "a", "stop": ["x"] * 17}, 422, "`stop`"),

@@ -40,6 +40,12 @@ def read(client: socket.socket, end: bytes) -> bytes:
     return found
 
 
+def failures(server: Served) -> dict[str, int]:
+    """By the label of te_request_failure."""
+    lines = server.call("GET", "/metrics").body.decode().splitlines()
+    return {line.split('"')[1]: int(line.split()[-1]) for line in lines if line.startswith("te_request_failure{")}
+
+
 LONG = {"prompt": "a", "max_tokens": 1 << 19, "stream": True}
 LAST = b"data: [DONE]\n\n\r\n0\r\n\r\n"
 
@@ -78,6 +84,7 @@ def test_a_client_that_goes_frees_its_slot(folder: Path, path: str, streams: boo
             if streams:
                 client.recv(100)
         until(lambda: not steps.texts, 2)
+        until(lambda: failures(server)["dropped"] == 1)
         assert server.post("/v1/completions", {"prompt": "b", "max_tokens": 3})["choices"][0]["text"] == "bbb"
 
 
@@ -152,6 +159,7 @@ def test_what_fails_in_the_middle_is_told(folder: Path) -> None:
             else:
                 assert json.loads(told)["error"] == "the computation failed (RuntimeError)"
         assert server.post("/v1/completions", {"prompt": "b", "max_tokens": 3})["choices"][0]["text"] == "bbb"
+        assert failures(server)["inference"] == 2
         steps.fails = 0
         assert server.call("POST", "/v1/completions", {"prompt": "b", "max_tokens": 3, "stream": True}).status == 424
 

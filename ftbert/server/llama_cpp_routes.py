@@ -36,7 +36,7 @@ async def completion(app: App, request: Request, body: LlamaCompletion, model: S
     asked = Asked([body.prompt], writing, [one for one in body.stop if one] or None, fields=("prompt", "n_predict"))
     texts = await write(app, request, model, asked)
     if body.stream:
-        return await streamed(_events(model, texts, body), EVENTS, error_event)
+        return await streamed(app, request, _events(model, texts, body), EVENTS, error_event)
     (piece,) = await texts.whole()
     return Response(to_json({**_piece(model, piece, body), **_last(model, texts, piece, body)}))
 

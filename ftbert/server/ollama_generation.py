@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from datetime import datetime, timezone
 from typing import Any
 
@@ -38,7 +38,7 @@ async def generate(app: App, request: Request, body: OllamaGenerate, model: Serv
     prompt = "\n".join(filter(None, (body.system, body.prompt))) if plain else messages
     asked = _asked(model, prompt, body.options, "prompt")
     texts = await write(app, request, model, asked)
-    return await _answered(model, texts, body.stream, lambda text: {"response": text})
+    return await _answered(app, request, model, texts, body.stream, lambda text: {"response": text})
 
 
 @generates(OllamaChat)
@@ -55,17 +55,21 @@ async def chat(app: App, request: Request, body: OllamaChat, model: ServedModel)
         return Response(to_json({**_head(model), **said(""), "done": True, "done_reason": "load"}))
     messages: Prompt = [{"role": one.role, "content": one.content} for one in body.messages]
     texts = await write(app, request, model, _asked(model, messages, body.options, "messages"))
-    return await _answered(model, texts, body.stream, said)
+    return await _answered(app, request, model, texts, body.stream, said)
 
 
-async def _answered(model: ServedModel, texts: Texts, stream: bool, said: Any) -> Response:
+async def _answered(
+    app: App, request: Request, model: ServedModel, texts: Texts, stream: bool, said: Callable[[str], dict[str, Any]]
+) -> Response:
     if stream:
-        return await streamed(_lines(model, texts, said), LINES, error_line)
+        return await streamed(app, request, _lines(model, texts, said), LINES, error_line)
     (piece,) = await texts.whole()
     return Response(to_json({**_head(model), **said(piece.text), **_last(texts, piece)}))
 
 
-async def _lines(model: ServedModel, texts: Texts, said: Any) -> AsyncGenerator[bytes, None]:
+async def _lines(
+    model: ServedModel, texts: Texts, said: Callable[[str], dict[str, Any]]
+) -> AsyncGenerator[bytes, None]:
     async for pieces in texts.pieces():
         for piece in pieces:
             if piece.text:

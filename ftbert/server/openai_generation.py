@@ -31,7 +31,7 @@ async def completions(app: App, request: Request, body: Completion, model: Serve
         special=body.add_special_tokens,
     )  # fmt: skip
     texts = await write(app, request, model, asked)
-    return await _answered(_Completions(model, texts, body.logprobs is not None), body)
+    return await _answered(app, request, _Completions(model, texts, body.logprobs is not None), body)
 
 
 @generates(ChatCompletion)
@@ -48,14 +48,14 @@ async def chat_completions(app: App, request: Request, body: ChatCompletion, mod
         kwargs=body.chat_template_kwargs or {},
     )  # fmt: skip
     texts = await write(app, request, model, asked)
-    return await _answered(_Chat(model, texts, bool(body.logprobs)), body)
+    return await _answered(app, request, _Chat(model, texts, bool(body.logprobs)), body)
 
 
-async def _answered(answer: _Answer, body: Drawing) -> Response:
+async def _answered(app: App, request: Request, answer: _Answer, body: Drawing) -> Response:
     if not body.stream:
         return Response(to_json(await answer.whole()))
     usage = bool(body.stream_options and body.stream_options.include_usage)
-    return await streamed(answer.events(usage), EVENTS, error_event)
+    return await streamed(app, request, answer.events(usage), EVENTS, error_event)
 
 
 class _Answer:

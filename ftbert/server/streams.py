@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
+from ftbert.server.app import App
 from ftbert.server.errors import ApiError
 from ftbert.server.json_bodies import to_json
 from ftbert.server.links import Disconnected
 from ftbert.server.logs import LOG
-from ftbert.server.messages import Response
+from ftbert.server.messages import Request, Response
 
 EVENTS, LINES = "text/event-stream; charset=utf-8", "application/x-ndjson"
 DONE = b"data: [DONE]\n\n"
@@ -32,11 +33,17 @@ def error_line(error: ApiError) -> bytes:
 
 
 async def streamed(
-    pieces: AsyncGenerator[bytes, None], content_type: str, error: Callable[[ApiError], bytes]
-) -> Response:
+    app: App, request: Request, pieces: AsyncGenerator[bytes, None], content_type: str,
+    error: Callable[[ApiError], bytes],
+) -> Response:  # fmt: skip
     """Once the first piece is there: what is wrong before it has a status of its own (ApiError). error: the piece that
     tells what goes wrong later, behind which nothing comes."""
     first = await anext(pieces)
+
+    def failed(found: ApiError) -> bytes:
+        app.log.failed(request, found)
+        app.row(request).failed(found.counted)
+        return error(found)
 
     async def rest() -> AsyncGenerator[bytes, None]:
         yield first
@@ -46,11 +53,12 @@ async def streamed(
         except Disconnected:
             return
         except ApiError as found:
-            yield error(found)
+            yield failed(found)
         except Exception:  # noqa: BLE001 - a fault of ours is not told in full
             LOG.exception("a stream failed")
-            yield error(ApiError("Backend", "internal error", status=500))
+            yield failed(ApiError("Backend", "internal error", status=500))
         finally:
             await pieces.aclose()
 
+    request.on_end(lambda: app.row(request).failed("dropped") if request.disconnected else None)
     return Response(content_type=content_type, stream=rest())

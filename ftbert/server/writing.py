@@ -27,7 +27,7 @@ MOST_TEXTS, MOST_STOPS, LONGEST_STOP = 128, 16, 1000
 _RENDERING = 2.0
 # Characters of a token, at most: of a prompt with more of them it is known without a look that it is too long.
 _LONGEST_TOKEN = 256
-_MOST_SEED = 1 << 61
+_MOST_SEED, _MOST_NUMBER = 1 << 61, 1 << 62
 
 Prompt = str | list[int] | list[dict[str, Any]]
 
@@ -104,9 +104,11 @@ class Texts:
         request.on_end(self.close)
         request.on_disconnect(self.close)
         for place, ids in enumerate([ids for ids in prompts for _ in range(asked.n)]):
-            writing = asked.writing
+            writing, most = asked.writing, asked.writing.max_new_tokens
             if writing.seed is not None:
                 writing = msgspec.structs.replace(writing, seed=(writing.seed + place) % _MOST_SEED)
+            if most is not None and most > facts.positions:
+                writing = msgspec.structs.replace(writing, max_new_tokens=facts.positions)
             given, offsets = np.array(ids, dtype=np.int32), np.array([0, len(ids)], dtype=np.int64)
             job = Job(next_id(), Kind.WRITTEN, given, offsets, model.deadline(request), writing=writing)
             try:
@@ -234,6 +236,13 @@ def _check(asked: Asked) -> None:
         raise too_many(f"`n` and `{name}` ask for {str(asked.n * len(asked.prompts))[:20]} texts; at most {MOST_TEXTS}")
     if asked.writing.max_new_tokens is not None and asked.writing.max_new_tokens < 1:
         raise validation(f"`{most}` must be at least 1; got {str(asked.writing.max_new_tokens)[:20]}", param=most)
+    for field_name in ("seed", "top_k", "min_new_tokens", "logprobs"):
+        value = getattr(asked.writing, field_name)
+        if value is not None and abs(value) >= _MOST_NUMBER:
+            shown = "min_tokens" if field_name == "min_new_tokens" else field_name
+            raise validation(f"`{shown}` must be less than 2^62; got {str(value)[:20]}", param=shown)
+    if any(abs(one) >= _MOST_NUMBER for one in asked.writing.logit_bias or ()):
+        raise validation("`logit_bias`: a token id is outside the model's vocabulary", param="logit_bias")
     if len(asked.stop or ()) > MOST_STOPS or any(len(one) > LONGEST_STOP for one in asked.stop or ()):
         raise validation(f"`stop` must be at most {MOST_STOPS} strings of {LONGEST_STOP} characters", param="stop")
     if len(asked.writing.logit_bias or ()) > 1024:
