@@ -247,6 +247,8 @@ def test_the_slot_that_was_used_least_lately_is_given_up(model: ftbert.Model) ->
 
     a, b, c = (prompt(i, 20) for i in range(3))
     assert [cached(one) for one in (a, b, a, c, a, b)] == [0, 0, 19, 0, 19, 0]
+    generation, template = made(model, 3), prompt(4, 40)  # a copied beginning counts as a use
+    assert [cached(one) for one in (template, a, b, [*template[:18], 5], c, template)] == [0, 0, 0, 18, 0, 39]
 
 
 def test_texts_of_one_prompt_compute_it_once(model: ftbert.Model) -> None:

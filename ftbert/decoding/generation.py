@@ -23,6 +23,7 @@ from ftbert.decoding.text import Text
 # Tokens that a step computes at most, unless more texts grow: what a step takes in memory and in time beside the texts
 # that already grow is bounded, however many prompts begin together.
 STEP_TOKENS = 8192
+_ALONE = 4  # times as long is a piece while no text grows: only a text that comes waits for it
 _LOOKED_AT = 64  # texts of those that wait, where the first wait for another's prompt
 
 
@@ -168,7 +169,7 @@ class Generation:
         """A step of all that needs computing; False: nothing does."""
         self._settle()
         growing = [one for one in self._texts.values() if one.grows]
-        room = max(1, min(self._step_tokens - len(growing), self._pace.size))
+        room = max(1, min(self._step_tokens - len(growing), self._pace.size * (1 if growing else _ALONE)))
         begun = [] if growing and self._pace.rests else self._prompts(room)
         if not growing and not begun:
             return False

@@ -14,7 +14,7 @@ WORTH_A_COPY = 16
 @dataclass
 class _Slot:
     """ids: of its tokens, as far as the host knows them. there: how many tokens the cache has. used: when its text
-    ended, counted in texts; 0: never."""
+    ended, or its tokens were copied, in steps of the clock; 0: never."""
 
     ids: list[int] = field(default_factory=list)
     there: int = 0
@@ -28,14 +28,14 @@ class _Slot:
 
 class Slots:
     """Slots of a decoder. That of a text that has ended keeps its keys and values until another text needs it: the slot
-    whose text ended first is given up first."""
+    that was used least lately is given up first."""
 
     def __init__(self, decoder: Any, count: int, reuse: bool) -> None:
         """decoder: a torch.classes.ftbert.Decoder with at least so many slots, all empty. reuse: False: each prompt is
         computed whole."""
         self._decoder, self._reuse = decoder, reuse
         self._slots = [_Slot() for _ in range(count)]
-        self._ended = 0
+        self._clock = 0
 
     @property
     def free(self) -> bool:
@@ -50,29 +50,34 @@ class Slots:
         needed. Other tokens of the slot are forgotten, unless most of them would be: then the common ones are copied
         to the slot that was used least lately."""
         best, common = self._best(prompt)
-        free = [place for place, one in enumerate(self._slots) if not one.busy]
-        into = min(free, key=lambda place: self._slots[place].used)
-        if common:
-            source = self._slots[best]
-            if not source.busy and 2 * common >= source.held:
-                into = best
-            elif into != best:
-                if common < WORTH_A_COPY:
-                    common = 0
-                else:
-                    self._decoder.copy_prefix(best, [into], common)
-                    self._slots[into].there = common
+        source = self._slots[best]
+        if common and not source.busy and 2 * common >= source.held:
+            into = best
+        else:
+            if common >= WORTH_A_COPY:
+                source.used = self._now()
+            free = [place for place, one in enumerate(self._slots) if not one.busy]
+            into = min(free, key=lambda place: self._slots[place].used)
+            if into != best:
+                common = self._copied(best, into, common)
         slot = self._slots[into]
         if slot.there != common:
             self._decoder.truncate(into, common)
         slot.ids, slot.there, slot.busy = prompt[:common], common, True
         return into, common
 
+    def _copied(self, source: int, into: int, count: int) -> int:
+        """How many of these tokens are in the other slot then: none where a copy is not worth it."""
+        if count < WORTH_A_COPY:
+            return 0
+        self._decoder.copy_prefix(source, [into], count)
+        self._slots[into].there = count
+        return count
+
     def leave(self, slot: int) -> None:
         """Its text has ended."""
-        self._ended += 1
         one = self._slots[slot]
-        one.busy, one.used = False, self._ended
+        one.busy, one.used = False, self._now()
         if not self._reuse:
             one.ids, one.there = [], 0
             self._decoder.truncate(slot, 0)
@@ -91,6 +96,10 @@ class Slots:
         for place, one in enumerate(self._slots):
             one.ids, one.there, one.busy, one.used = [], 0, False, 0
             self._decoder.truncate(place, 0)
+
+    def _now(self) -> int:
+        self._clock += 1
+        return self._clock
 
     def _best(self, prompt: Sequence[int]) -> tuple[int, int]:
         """The slot that holds most of the prompt's first tokens, a free one among equal ones, and how many of them,
