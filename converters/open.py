@@ -4,6 +4,7 @@ model."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,10 +98,8 @@ def _opened(
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
 
-    return with_tasks(
-        document, open_weights(home, verify), home,
-        lambda tensors: _from_huggingface(document, tensors, folder, where), verify,
-    )  # fmt: skip
+    recognised = partial(_from_huggingface, document, folder=folder, where=where)
+    return with_tasks(document, open_weights(home, verify), home, recognised, verify)
 
 
 def _adapted(folder: Path, home: Path, adapter: Adapter, token: str | None, verify: bool) -> Checkpoint:

@@ -8,8 +8,9 @@ beside the weights, and so has what PEFT saves of several adapters.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,42 @@ class Parametrised(TensorSource):
         return {**self._base.told(), **({"task": self._task} if self._task else {})}
 
 
+@dataclass(frozen=True, eq=False)
+class Tasks(Mapping[str, Callable[[], Checkpoint]]):
+    """What opens the model at each task, by name. tensors: of the base; scale: of products of parametrisations;
+    folders: of PEFT's adapters, {} where the tensors hold all tasks. bare: the model is one without a task, too."""
+
+    names: tuple[str, ...]
+    recognise: Recognise
+    tensors: TensorSource
+    scale: float = 1.0
+    folders: Mapping[str, Path] = field(default_factory=dict)
+    prefixes: Sequence[str] = ()
+    verify: bool = True
+    bare: bool = True
+
+    def __getitem__(self, name: str) -> Callable[[], Checkpoint]:
+        if name not in self.names:
+            raise KeyError(name)
+        return partial(self.opened, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def opened(self, task: str = "") -> Checkpoint:
+        """At a task, "" for the base's own weights. ValueError for an adapter that is not of this base."""
+        if not self.folders:
+            source: TensorSource = Parametrised(self.tensors, self.names, self.scale, task)
+        elif task:
+            source = AdaptedSource(self.tensors, Adapter.read(self.folders[task]), self.prefixes, self.verify)
+        else:
+            source = self.tensors
+        return replace(self.recognise(source), tasks=self, task=task, bare=self.bare)
+
+
 def with_tasks(document: Config, tensors: TensorSource, home: Path, recognise: Recognise, verify: bool) -> Checkpoint:
     """The checkpoint of these tensors, with its tasks where the files hold adapters for some. home: of the weights.
     document: as `read_config` gives it. ValueError for adapters that are none of the base's."""
@@ -85,19 +122,12 @@ def with_tasks(document: Config, tensors: TensorSource, home: Path, recognise: R
     except ValueError as error:
         raise ValueError(f"{home / 'config.json'}: {error}") from error
     if in_one:
-        made = _openers(names, lambda name: _named(recognise(Parametrised(tensors, names, scale, name)), name, made))
-        return _named(recognise(Parametrised(tensors, names, scale)), "", made)
+        return Tasks(tuple(names), recognise, tensors, scale).opened()
     if not folders:
         return recognise(tensors)
-    prefixes = find_family(document).prefixes
-
-    def opened(name: str) -> Checkpoint:
-        source = AdaptedSource(tensors, Adapter.read(folders[name]), prefixes, verify)
-        return _named(recognise(source), name, made, bare)
-
     bare = not isinstance(document.get("task_names"), list)  # whose own code asks for a task
-    made = _openers(folders, opened)
-    return _named(recognise(tensors), "", made, bare)
+    prefixes = find_family(document).prefixes
+    return Tasks(tuple(folders), recognise, tensors, 1.0, folders, prefixes, verify, bare).opened()
 
 
 def _adaptations(document: Config) -> tuple[list[str], float]:
@@ -108,16 +138,6 @@ def _adaptations(document: Config) -> tuple[list[str], float]:
     if (rank := entry(document, "lora_rank", "int", 4)) < 1:
         raise ValueError(f"lora_rank {rank}: expected at least 1")
     return [str(task) for task in tasks], entry(document, "lora_alpha", "float", 1.0) / rank
-
-
-def _openers(names: Any, opened: Callable[[str], Checkpoint]) -> dict[str, Callable[[], Checkpoint]]:
-    return {name: (lambda one=name: opened(one)) for name in names}  # type: ignore[misc]
-
-
-def _named(
-    checkpoint: Checkpoint, task: str, tasks: Mapping[str, Callable[[], Checkpoint]], bare: bool = True
-) -> Checkpoint:
-    return replace(checkpoint, tasks=tasks, task=task, bare=bare)
 
 
 def _folders(document: Config, home: Path) -> dict[str, Path]:

@@ -385,7 +385,7 @@ class Model(Replicated, TaskModels, TextModel, LanguageModel):
             "architecture": self.checkpoint.config.architecture,
             "heads": heads,
             **dict(self.encoder.info()),
-            **self.checkpoint.source.told(),
+            **self.checkpoint.told(),
             **told_products(self._stored),
             **told_speed(self.device),
             **self.told_replicas(),

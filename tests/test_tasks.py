@@ -4,6 +4,7 @@ beside them, v5's and folders of PEFT's against peft."""
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 import threading
 from pathlib import Path
@@ -173,6 +174,9 @@ def test_a_task_is_merged_once_and_kept(jina: Jina3, monkeypatch: pytest.MonkeyP
     model.encode(TEXTS, task="text-matching")
     model.encode(TEXTS)
     assert made == ["separation", "text-matching"]
+    assert model.info()["tasks"] == "retrieval.query, retrieval.passage, separation, text-matching"
+    again = pickle.loads(pickle.dumps(model))
+    assert_same(again.encode(TEXTS[:3], task="separation"), model.encode(TEXTS[:3], task="separation"))
     half = model.to(dtype="bf16")
     assert half.for_task("separation").dtype == torch.bfloat16
     assert half.for_task("separation").info()["task"] == "separation"

@@ -64,6 +64,10 @@ class Checkpoint:
             raise ValueError(f"{self.source.where}: task {task!r} is none of the model's; they are: {known}")
         return self.tasks[task]()
 
+    def told(self) -> dict[str, str]:
+        """What `info` says of the source, and of its tasks."""
+        return {**self.source.told(), **({"tasks": ", ".join(self.tasks)} if self.tasks else {})}
+
     def read(self, ours: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         if ours in self.made:
             exact = [self._part(name, torch.float32).float() for name in self.tensors[ours]]
