@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
-from generation_servers import CHAT, MOST, Both, both_of, streamed
+from generation_servers import CHAT, MOST, Both, both_of, joined, streamed
+from served import in_thread
+
+import ftbert
 
 
 @pytest.fixture(scope="module")
@@ -130,3 +135,22 @@ def test_what_clients_ask_first(both: Both) -> None:
 def test_what_is_refused_is_named(both: Both, path: str, body: dict[str, Any], words: str) -> None:
     reply = both.server.call("POST", path, body)
     assert (reply.status, words in reply.json()["error"]) == (422, True), reply.body
+
+
+# ---- real weights
+
+
+def test_smollm2_says_what_the_library_says() -> None:
+    """Whole and streamed, by the folder's template; the second turn computes what is new alone."""
+    path = os.environ.get("FTBERT_TEST_SMOLLM2")
+    if not path or not Path(path).exists():
+        pytest.skip("FTBERT_TEST_SMOLLM2 does not name the real .gguf file (make models-modern fetches it)")
+    chat = [{"role": "user", "content": "Where is Oslo? Answer in one sentence."}]
+    with in_thread(("smol", Path(path)), generation_slots=2, max_model_len=512) as server:
+        (want,) = ftbert.load(path).generate([chat], max_new_tokens=30)
+        body: dict[str, Any] = {"messages": chat, "temperature": 0, "max_tokens": 30}
+        assert server.post("/v1/chat/completions", body)["choices"][0]["message"]["content"] == want
+        assert joined(streamed(server, "/v1/chat/completions", body)) == want
+        body["messages"] = [*chat, {"role": "assistant", "content": want}, {"role": "user", "content": "And Bergen?"}]
+        usage = server.post("/v1/chat/completions", body)["usage"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] > 30
