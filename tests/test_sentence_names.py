@@ -165,6 +165,10 @@ def test_widths_and_similarities_that_are_set(tmp_path: Path) -> None:
         assert ours.truncate_dim == width
         assert ours.get_embedding_dimension() == theirs.get_embedding_dimension() == ours.get_sentence_embedding_dimension()
         assert_same(ours.encode(TEXTS, normalize_embeddings=False), theirs.encode(TEXTS))
+    with pytest.raises(KeyError), ours.truncate_embeddings(9), theirs.truncate_embeddings(9):
+        assert_same(ours.encode(TEXTS, normalize_embeddings=False), theirs.encode(TEXTS))
+        raise KeyError
+    assert ours.truncate_dim == theirs.truncate_dim == 100
     assert ftbert.load(folder).get_embedding_dimension() == 30
     one, other = ours.encode(TEXTS[:4], normalize=False), ours.encode(TEXTS[4:8], normalize=False)
     for name in ("euclidean", SimilarityFunction.MANHATTAN, "cosine", "dot"):

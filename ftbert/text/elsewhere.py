@@ -41,8 +41,6 @@ _ANSWERS: dict[tuple[str, ...], str] = {
      "set_adapter"): _ADAPTER,
     ("append", "extend", "insert", "pop", "modules", "named_modules", "children", "named_children"): _MODULES,
     ("set_pooling_include_prompt",): "include_prompt of the folder's 1_Pooling/config.json says it",
-    ("truncate_embeddings", "truncate_sentence_embeddings"):
-        "encode(truncate_dim=...) is for one call, model.truncate_dim = ... for all that follow",
     ("activation_fn", "default_activation_function", "get_default_activation_fn"):
         "predict(activation_fn=...); without one the folder's counts",
     ("get_model_kwargs", "module_kwargs"): "encode has no arguments for the folder's modules",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,18 @@ class SentenceNames(PackedModel):
     @truncate_dim.setter
     def truncate_dim(self, value: int | None) -> None:
         self._choose(truncate_dim=None if value is None else positive("truncate_dim", value))
+
+    @contextmanager
+    def truncate_embeddings(self, truncate_dim: int | None) -> Iterator[None]:
+        """A context in which `truncate_dim` is another one, for all threads."""
+        before = self.text_choices
+        self.truncate_dim = truncate_dim
+        try:
+            yield
+        finally:
+            self.text_choices = before
+
+    truncate_sentence_embeddings = truncate_embeddings  # its older name
 
     def get_embedding_dimension(self) -> int:
         """Entries of a vector of `encode`; of a model of sparse vectors or of one for each token, of these."""
