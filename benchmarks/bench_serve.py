@@ -6,8 +6,9 @@ Closed loops (each connection sends its next request when it has an answer) say 
 come at random times, whatever the server does) say how long one waits: latency counts from the time a request was due,
 whether a connection was free then or not. Up to a millisecond of it is the client's timer: --clients 1 --in-flight 1
 --batches 1 times one request after another.
-Clients are processes of their own on this machine: --clients says how many, and their CPU time is reported. FILE as in
-bench_encode.py; without it texts are "hello " times --lengths, as others measure.
+Clients are processes of their own on this machine: --clients says how many, and their CPU time is reported, as are
+microseconds of workers and of engines for each request of a closed loop. FILE as in bench_encode.py; without it texts
+are "hello " times --lengths, as others measure.
 """
 
 from __future__ import annotations
@@ -111,7 +112,12 @@ def _serve_and_measure(
                 best: dict[int, float] = {}
                 for size in options.batches:
                     connections = max(options.clients, min(512, options.in_flight // size))
+                    before = _cpu_seconds(server.pid)
                     row = _measure(options, port, texts, size, tokens[name], options.seconds, connections=connections)
+                    # The seconds that warm up are in it, of requests too.
+                    answered = row["requests_per_s"] * (options.seconds + min(2.0, options.seconds / 4))
+                    row |= {f"{role}_cpu_us": 1e6 * (seconds - before.get(role, 0.0)) / answered
+                            for role, seconds in _cpu_seconds(server.pid).items()} if answered else {}  # fmt: skip
                     best[size] = row["requests_per_s"]
                     document["closed"].append({"texts": name} | row)
                     _show(name, document["closed"][-1])
@@ -128,6 +134,19 @@ def _serve_and_measure(
         finally:
             server.send_signal(signal.SIGTERM)
             document["exit_code"] = server.wait(60)
+
+
+def _cpu_seconds(server: int) -> dict[str, float]:
+    """CPU time so far of all its workers, and of all engines: those have the library's core in memory. One process is
+    both."""
+    found = {"workers": 0.0, "engines": 0.0}
+    children = [int(one) for one in Path(f"/proc/{server}/task/{server}/children").read_text().split()]
+    for process in children or [server]:
+        tasks = Path(f"/proc/{process}/task").iterdir()
+        seconds = sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+        computes = "libftbert_core" in Path(f"/proc/{process}/maps").read_text()
+        found["engines" if computes else "workers"] += seconds
+    return found
 
 
 def _start(options: argparse.Namespace, path: Path) -> tuple[subprocess.Popen[bytes], int]:
@@ -194,8 +213,9 @@ def _compare(document: dict[str, Any]) -> None:
 
 
 def _show(name: str, row: dict[str, Any]) -> None:
+    costs = [f", {role} {row[key]:.0f} us" for role in ("workers", "engines") if (key := f"{role}_cpu_us") in row]
     log(f"{name} x {row['texts_per_request']}: {row['texts_per_s']:,.1f} texts/s, p50 {row['p50_ms']:.1f} ms, "
-        f"p99 {row['p99_ms']:.1f} ms, {row['statuses']}")  # fmt: skip
+        f"p99 {row['p99_ms']:.1f} ms, {row['statuses']}{''.join(costs)}")  # fmt: skip
 
 
 def _quantile(values: list[float], share: float) -> float:
