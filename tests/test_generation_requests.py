@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from dataclasses import dataclass, replace
 from threading import Thread
@@ -211,6 +212,24 @@ def test_reset_after_an_error(model: ftbert.Model) -> None:
     places = [generation.add(one) for one in requests]
     got = all_of(generation)
     assert [ids_of(got[place]) for place in places] == [alone(model, one) for one in requests]
+
+
+def test_a_text_without_finite_logits_ends_alone(place: Place) -> None:
+    """Those beside it, and the next one in its slot, are whole."""
+    of = copy.deepcopy(reference("llama"))
+    with torch.no_grad():
+        of.model.embed_tokens.weight[50] = torch.nan
+    broken = ftbert.load(of, device=place.device, dtype=place.dtype)
+    for sampling in (Sampling(), Sampling(1.0, seed=3)):
+        generation = made(broken, 2)
+        asked = [Request([3, 50, 4], 5, sampling), Request([5, 6], 5, sampling), Request([3, 7], 5, sampling, logprobs=1)]
+        places = [generation.add(one) for one in asked]
+        got = all_of(generation)
+        (wrong,) = got[places[0]]
+        assert wrong.end == "error" and wrong.id == -1
+        assert all(len(got[place]) == 5 and got[place][-1].end == "length" for place in places[1:])
+        if place.dtype == torch.float32:
+            assert [ids_of(got[place]) for place in places[1:]] == [alone(broken, one) for one in asked[1:]]
 
 
 # ---- what slots keep ------------------------------------------------------------------------------------------------

@@ -138,11 +138,11 @@ class Generation:
             if found is not None:
                 self._leave(found)
 
-    def _leave(self, text: Text) -> None:
+    def _leave(self, text: Text, forget: bool = False) -> None:
         text.ended = True
         if self._waiting.pop(text.place, None) is None:
             del self._texts[text.place]
-            self._slots.leave(text.slot)
+            self._slots.leave(text.slot, forget)
 
     def _read(self, step: _Step) -> list[Token]:
         made: list[Token] = []
@@ -161,7 +161,8 @@ class Generation:
             if not end and len(text.tokens) == text.request.most:
                 end = "length"
             if end:
-                self._leave(text)
+                # One token that is not finite reaches those before it: 0 times NaN in a product that leaves it out.
+                self._leave(text, forget=end == "error")
             made.append(Token(text.place, token, end, logprob, top, text.cached))
         return made
 

@@ -74,12 +74,12 @@ class Slots:
         self._slots[into].there = count
         return count
 
-    def leave(self, slot: int) -> None:
-        """Its text has ended."""
+    def leave(self, slot: int, forget: bool = False) -> None:
+        """Its text has ended. forget: what it left is of no use to others."""
         one = self._slots[slot]
         one.busy, one.used = False, self._now()
-        if not self._reuse:
-            one.ids, one.there = [], 0
+        if forget or not self._reuse:
+            one.ids, one.there, one.used = [], 0, 0
             self._decoder.truncate(slot, 0)
 
     def add(self, slot: int, count: int, ids: Sequence[int] = ()) -> None:
