@@ -16,6 +16,7 @@ _CODE = "ftbert never runs a folder's code: a model type that it knows (docs/mod
 _CACHE = "the environment variable HF_HOME says where the hub's files are kept"
 _EIGHT_BITS = "ftbert.load(folder, dtype='int8'), 'fp8' or 'q8_0'"
 _MODULES = "ftbert.optimize(SentenceTransformer(modules=...)) makes such a model faster"
+_CONFIG = "ftbert computes what the folder's config.json says: write it there (nomic's rotary_scaling_factor, too)"
 _TOKENIZER = "load(max_length=...) is its length; all else is what the folder's tokenizer_config.json says"
 _FILE = "ftbert.load takes the .onnx file itself, and of a folder HuggingFace's weights"
 
@@ -28,7 +29,7 @@ ANSWERS: dict[str, Answer] = {
     "backend": lambda model, value: _check_backend(value),
     "processor_kwargs": _TOKENIZER,
     "tokenizer_kwargs": _TOKENIZER,
-    "config_kwargs": "ftbert computes what the folder's config.json says",
+    "config_kwargs": _CONFIG,
     "model_card_data": "ftbert writes no model cards",
     "num_labels": "the head of the folder has the labels that it was trained with",
     "activation_fn": "predict(activation_fn=...); without one the folder's counts",
@@ -43,6 +44,7 @@ _MODEL_ANSWERS = {
     "cache_dir": _CACHE,
     "device_map": "ftbert.load(folder, device=..., parallel=...)",
     "quantization_config": _EIGHT_BITS,
+    "rotary_scaling_factor": _CONFIG,
     "load_in_8bit": _EIGHT_BITS,
     "load_in_4bit": _EIGHT_BITS,
     "file_name": _FILE,
