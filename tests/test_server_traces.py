@@ -151,6 +151,27 @@ def test_a_collector_that_does_not_answer_holds_nothing_up(folder: Path) -> None
         assert len(collected.bodies) == 1  # it has what it was sent, and no more
 
 
+def test_generation_has_the_steps_of_a_stream_when_it_ends(tmp_path: Path) -> None:
+    from language_models import random_llama
+
+    folder = random_llama(tmp_path, max_position_embeddings=160)
+    with collector() as collected:
+        with in_thread(("m", folder), otlp_endpoint=collected.url) as server:
+            body = {"prompt": [5, 6, 7], "max_tokens": 4, "ignore_eos": True}
+            whole = server.post("/v1/completions", body)
+            streamed = server.call("POST", "/v1/completions", body | {"stream": True})
+        assert streamed.status == 200 and streamed.body.endswith(b"data: [DONE]\n\n")
+    usage = whole["usage"]
+    for root in (one for one in collected.spans if one.name == "POST /v1/completions"):
+        children = [one for one in collected.spans if one.parent_span_id == root.span_id]
+        assert [one.name for one in children] == ["prefill", "decode"]
+        assert children[-1].end_time_unix_nano <= root.end_time_unix_nano
+        found = facts(root)
+        assert found["gen_ai.usage.input_tokens"] == usage["prompt_tokens"] == 3
+        assert found["gen_ai.usage.output_tokens"] == usage["completion_tokens"] == 4
+    assert len(collected.spans) == 6
+
+
 def test_workers_send_what_is_left_when_they_end(folder: Path, tmp_path: Path) -> None:
     with collector() as collected:
         arguments = [str(folder), "--workers", "1", "--batch-tokens", "64", "--otlp-endpoint", collected.url]

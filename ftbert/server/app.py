@@ -200,7 +200,7 @@ class App:
     def _answered(self, request: Request, response: Response) -> None:
         self.log.answered(request, response)
         if self.tracer is not None and not (request.route is not None and request.route.probe):
-            self.tracer.answered(request, response.status, request.steps)
+            self.tracer.answered(request, response.status)
 
     async def _handled(self, request: Request) -> Response:
         route: Route | None = request.route
@@ -309,7 +309,7 @@ class Handler(Generic[B]):
         model.expect(*self.tasks)
         done, found = await self.run(Asked(app, request, body, model, texts))
         if app.tracer is not None:
-            request.steps = done.steps
+            request.computed = done
         row.count("te_request_success", label=int(len(texts) > 1))
         row.count(f"te_{counts}_success", len(texts))
         row.observe("te_request_input_length", done.encoded.tokens / max(1, len(texts)), len(texts))

@@ -76,8 +76,8 @@ class Request:
     """headers: by lower-case name; of a name that is there twice, the last. began: at its first byte, monotonic."""
 
     __slots__ = (
-        "began", "body", "disconnected", "error", "expects", "headers", "held", "interim", "keep_alive", "method",
-        "model", "path", "query", "route", "steps", "template", "url", "_cancels", "_ends",
+        "began", "body", "computed", "disconnected", "error", "expects", "headers", "held", "interim", "keep_alive",
+        "method", "model", "path", "query", "route", "template", "url", "_cancels", "_ends",
     )  # fmt: skip
 
     def __init__(self, began: float) -> None:
@@ -92,7 +92,7 @@ class Request:
         self.expects = False  # it waits for one, before it sends the body
         self.route: Any = None
         self.template = ""  # the path of that: /v1/models/{id}
-        self.steps: Any = None  # tracing.Steps of what was computed
+        self.computed: Any = None  # what has `steps`, of a trace
         self.error: ApiError | None = None  # found before the body was read
         self.disconnected = False
         self._cancels: list[Callable[[], None]] = []
@@ -129,6 +129,7 @@ class Request:
         ends, self._ends = self._ends, []
         for call in ends:
             call()
+        self.computed = None
 
     def header(self, name: bytes) -> str:
         return self.headers.get(name, b"").decode("latin-1")

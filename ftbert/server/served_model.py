@@ -46,7 +46,8 @@ class Computed:
 
     @property
     def steps(self) -> Steps:
-        return Steps(self.began, self.tokenization, self.queue, self.inference, self.encoded.tokens)
+        seconds = {"tokenization": self.tokenization, "queue": self.queue, "inference": self.inference}
+        return Steps(self.began, seconds, self.encoded.tokens)
 
     @property
     def usage(self) -> dict[str, int]:

@@ -28,13 +28,13 @@ _GONE = 499  # nobody read the answer
 
 
 class Steps(NamedTuple):
-    """Of the computation of a request. began: by time.monotonic(); the others: seconds. tokens: of all its texts."""
+    """Of the computation of a request. began: by time.monotonic(). seconds: of each step by its name, in turn. tokens:
+    of all its texts or prompts; written: that followed these."""
 
     began: float
-    tokenization: float
-    queue: float
-    inference: float
+    seconds: dict[str, float]
     tokens: int
+    written: int | None = None
 
 
 def check_traces(endpoint: str) -> None:
@@ -77,15 +77,19 @@ class Tracer:
         self._extract, self._within = TraceContextTextMapPropagator().extract, set_span_in_context
         self._server, self._failed = SpanKind.SERVER, Status(StatusCode.ERROR)
 
-    def answered(self, request: Request, status: int, steps: Steps | None) -> None:
-        """A request is done. Its client's `traceparent` names the trace it belongs to, and whether that is kept."""
+    def answered(self, request: Request, status: int) -> None:
+        """A request is done, `computed` of it has its steps. Its client's `traceparent` names the trace that it belongs
+        to, and whether that is kept."""
         now, clock = time.monotonic(), time.time_ns()
+        steps: Steps | None = None if request.computed is None else request.computed.steps
         status = _GONE if request.disconnected else status
         method, path = request.method or "HTTP", request.template
         facts: dict[str, Any] = {"http.request.method": method, "http.response.status_code": status}
         facts |= {"http.route": path} if path else {}
         facts |= {"gen_ai.request.model": request.model} if request.model else {}
-        facts |= {"gen_ai.usage.input_tokens": steps.tokens} if steps is not None else {}
+        if steps is not None:
+            facts["gen_ai.usage.input_tokens"] = steps.tokens
+            facts |= {} if steps.written is None else {"gen_ai.usage.output_tokens": steps.written}
         facts |= {"error.type": str(status)} if status >= 500 else {}
         span = self._tracer.start_span(
             f"{method} {path}".strip(), self._parent(request), self._server, facts,
@@ -95,8 +99,7 @@ class Tracer:
             span.set_status(self._failed)
         if steps is not None and span.is_recording():
             inside, at = self._within(span), clock - int(1e9 * (now - steps.began))
-            for name in ("tokenization", "queue", "inference"):
-                seconds = getattr(steps, name)
+            for name, seconds in steps.seconds.items():
                 child = self._tracer.start_span(name, inside, start_time=at)
                 at += int(1e9 * max(0.0, seconds))
                 child.end(at)

@@ -20,6 +20,7 @@ from ftbert.server.links import Disconnected, Failed, Link, Stream, next_id
 from ftbert.server.memory import PER_TOKEN_WRITTEN
 from ftbert.server.messages import Request
 from ftbert.server.served_model import ServedModel
+from ftbert.server.tracing import Steps
 
 # Texts of one request; strings that end a text, and characters of one.
 MOST_TEXTS, MOST_STOPS, LONGEST_STOP = 128, 16, 1000
@@ -101,6 +102,7 @@ class Texts:
         facts, link = generation_of(model), model.link()
         decode, stop = _decoder(model), facts.stop if asked.stop is None else asked.stop
         self.choices: list[_Choice] = []
+        request.computed = self
         request.on_end(self.close)
         request.on_disconnect(self.close)
         for place, ids in enumerate([ids for ids in prompts for _ in range(asked.n)]):
@@ -122,6 +124,12 @@ class Texts:
     def tokens(self) -> int:
         """Of the texts so far."""
         return sum(choice.tokens for choice in self.choices)
+
+    @property
+    def steps(self) -> Steps:
+        """prefill: until the first token, what it waited for included."""
+        seconds = {"prefill": self.first - self.began, "decode": self.last - self.first} if self.first else {}
+        return Steps(self.began, seconds, self.prompt_tokens, self.tokens)
 
     @property
     def usage(self) -> dict[str, Any]:
