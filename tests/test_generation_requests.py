@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import random
 from dataclasses import dataclass, replace
 from threading import Thread
@@ -17,6 +18,7 @@ from language_models import FAMILIES, loaded
 from language_models import made as reference
 
 import ftbert
+from ftbert import decoding
 from ftbert.decoding import Generation, Request, Rules, Sampling, Token
 from ftbert.decoding.decoder import decoder_of
 from ftbert.decoding.slots import common_length
@@ -386,6 +388,10 @@ def test_requests_that_cannot_be(model: ftbert.Model, words: str, how: dict[str,
     with pytest.raises(ValueError, match=words):
         generation.add(replace(Request([3, 4], 2), **how))
     assert generation.waiting == 0 and generation.step() == []
+
+
+def test_names_of_the_face_are_no_modules() -> None:
+    assert not [name for name in decoding.__all__ if inspect.ismodule(getattr(decoding, name))]
 
 
 def test_biases_that_mean_nothing(model: ftbert.Model) -> None:

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from ftbert.decoding.requests import MOST_LOGPROBS, Request, Token
     from ftbert.decoding.rules import Rules
     from ftbert.decoding.sampling import Sampling
-    from ftbert.decoding.texts import TextPieces, generation_of, requested, text_stream
+    from ftbert.decoding.texts import TextPieces, generation_of, requested, stream_of
 
 _LATE = {
     "FolderFacts": "folder_facts", "facts_of_folder": "folder_facts",
     "cache_bytes": "decoder", "Generation": "generation", "LanguageModel": "language_model", "Options": "options",
     "encoded": "prompts", "tokenizer_for": "prompts", "MOST_LOGPROBS": "requests", "Request": "requests",
     "Token": "requests", "Rules": "rules", "Sampling": "sampling", "TextPieces": "texts", "generation_of": "texts",
-    "requested": "texts", "text_stream": "texts",
+    "requested": "texts", "stream_of": "texts",
 }  # fmt: skip
 
 __all__ = [
@@ -49,7 +49,7 @@ __all__ = [
     "facts_of_folder",
     "generation_of",
     "requested",
-    "text_stream",
+    "stream_of",
     "tokenizer_for",
 ]
 

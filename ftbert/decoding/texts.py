@@ -113,7 +113,7 @@ class TextPieces(Iterator[str]):
     def __init__(self, model: PackedModel, prompt: Prompt, options: Options) -> None:
         (ids,) = encoded(model, [prompt], options.chat, options.template)
         self._started = Started(model, [ids], options, spelled_ends(tokenizer_for(model)))
-        self._text = text_stream(model, ids, options.stop)
+        self._text = stream_of(model, ids, options.stop)
         self.tokens, self.prompt_tokens = 0, len(ids)
         self._pieces = self._made()
 
@@ -140,7 +140,7 @@ def generate(model: PackedModel, prompts: Sequence[Prompt], options: Options) ->
     """The text that follows each prompt."""
     ids = encoded(model, prompts, options.chat, options.template)
     started = Started(model, ids, options, spelled_ends(tokenizer_for(model)) if ids else frozenset())
-    texts = [text_stream(model, row, options.stop) for row in ids]
+    texts = [stream_of(model, row, options.stop) for row in ids]
     pieces: list[list[str]] = [[] for _ in ids]
     for place, token in started.tokens():
         pieces[place].append(texts[place].push(token))
@@ -159,7 +159,7 @@ def generate_ids(model: PackedModel, prompts: Sequence[Sequence[int]], options: 
     return found
 
 
-def text_stream(model: PackedModel, prompt: Sequence[int], stop: Sequence[str] | None) -> TextStream:
+def stream_of(model: PackedModel, prompt: Sequence[int], stop: Sequence[str] | None) -> TextStream:
     """The text of the tokens that follow the prompt. stop: strings that end it; None: those that the model states."""
     tokenizer = tokenizer_for(model)
 
