@@ -138,7 +138,13 @@ def test_a_model_that_cannot_be_loaded_says_so_and_ends_nothing(server: Served) 
     assert server.log is not None and "broken cannot be loaded" in server.log.read_text()
     assert server.call("GET", "/health").status == 200
     server.post("/models/load", {"model": "two"})  # the place is free
+    time.sleep(0.3)
     server.post("/models/unload", {"model": "two"})  # while it loads
+    time.sleep(0.15)
+    server.post("/models/load", {"model": "two"})
+    wait_for(server, "two", "loaded")
+    assert "starting it again" not in server.log.read_text()
+    server.post("/models/unload", {"model": "two"})
     wait_for(server, "two", "unloaded")
 
 

@@ -226,7 +226,7 @@ class _Supervisor:
         child.process.stdin.close()
         child.process = None
         if self._catalogue is not None and child.told.get("model", -1) >= self._catalogue.first:
-            if self._stays_ended(child, code, self._catalogue):
+            if self._ended_on_demand(child, code, now, self._catalogue):
                 return True
         elif code == CANNOT_START and not self._socket(child).exists():
             return False
@@ -236,13 +236,16 @@ class _Supervisor:
         LOG.warning("%s ended with code %d; starting it again", child.name, code)
         return True
 
-    def _stays_ended(self, child: _Child, code: int, catalogue: Catalogue) -> bool:
-        """Of a model that is loaded on demand: nobody wants it, or it cannot be loaded."""
+    def _ended_on_demand(self, child: _Child, code: int, now: float, catalogue: Catalogue) -> bool:
+        """False: it fell, and is started again as any other."""
         which, loaded = child.told["model"], self._socket(child).exists()
         self._socket(child).unlink(missing_ok=True)
         if which not in catalogue.wanted():
             return True
-        if loaded or child.end_at is not None:
+        if child.end_at is not None:  # it was told to, and is wanted again
+            child.again_at = now
+            return True
+        if loaded:
             return False
         LOG.error("%s cannot be loaded: its process ended with code %d", self._settings.models[which][0], code)
         catalogue.fail(which, code)
