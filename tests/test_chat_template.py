@@ -11,7 +11,7 @@ import pytest
 from language_models import TEMPLATE
 from small_tokenizers import tokenizer
 
-from ftbert.decoding import ChatTemplate
+from ftbert.text import ChatTemplate
 
 # As they are built in folders of Llama 3, Qwen and SmolLM: white space cut on one side, macros, namespaces, tojson.
 CHATML = (
@@ -93,5 +93,5 @@ def test_an_answer_that_the_template_drops_cannot_be_continued() -> None:
 
 
 def test_workers_need_no_torch_for_it() -> None:
-    code = "import sys; from ftbert.decoding import ChatTemplate, Options, Request, TextStream; print({'torch', 'transformers'} & set(sys.modules))"
+    code = "import sys; from ftbert.decoding import Options, Request, TextStream; from ftbert.text import ChatTemplate; print({'torch', 'transformers'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "set()"

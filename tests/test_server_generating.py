@@ -54,8 +54,9 @@ def test_a_chat_template_that_is_none(tmp_path: Path, caplog: pytest.LogCaptureF
 def test_a_chat_template_that_loops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its request is refused in time; others are answered meanwhile."""
     monkeypatch.setattr(writing, "_RENDERING", 0.5)
+    monkeypatch.setattr("ftbert.text.tokenizer._RENDERING", 0.1)
     folder = llama(tmp_path / "m")
-    (folder / "chat_template.jinja").write_text("{% if messages[0].content == 'a' %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}{% endif %}")
+    (folder / "chat_template.jinja").write_text("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}")
     with in_thread(("m", folder)) as server, ThreadPoolExecutor(1) as threads:
         chat = threads.submit(server.call, "POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]})
         until, answered = time.monotonic() + 0.3, 0

@@ -8,7 +8,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ftbert.decoding.chat_template import ChatTemplate
 from ftbert.decoding.text_stream import TextStream
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ _LATE = {
 
 __all__ = [
     "MOST_LOGPROBS",
-    "ChatTemplate",
     "FolderFacts",
     "Generation",
     "LanguageModel",

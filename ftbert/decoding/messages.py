@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from ftbert.decoding.chat_template import ChatTemplate
 from ftbert.input_file import is_unicode
+from ftbert.text import ChatTemplate
 
 Messages: TypeAlias = "Sequence[Mapping[str, Any]]"
 Prompt: TypeAlias = "str | Messages"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ftbert.checkpoint import CAUSAL_LM
-from ftbert.decoding import ChatTemplate, Options, cache_bytes, facts_of_folder, generation_of, requested
+from ftbert.decoding import Options, cache_bytes, facts_of_folder, generation_of, requested
 from ftbert.model import Model
 from ftbert.server.description import Description, GenerationFacts
 from ftbert.server.job import Writing
@@ -11,6 +11,7 @@ from ftbert.server.logs import LOG
 from ftbert.server.metrics import Row
 from ftbert.server.settings import Settings
 from ftbert.server.writer import Writer
+from ftbert.text import ChatTemplate
 
 # Positions of a slot where nobody says: a cache of all that models of today read would not fit beside them.
 _POSITIONS = 4096

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from ftbert.decoding import ChatTemplate, TextStream
+from ftbert.decoding import TextStream
 from ftbert.server.app import App
 from ftbert.server.description import GenerationFacts
 from ftbert.server.errors import ApiError, of_failure, too_many, validation
@@ -21,6 +21,7 @@ from ftbert.server.memory import PER_TOKEN_WRITTEN
 from ftbert.server.messages import Request
 from ftbert.server.served_model import ServedModel
 from ftbert.server.tracing import Steps
+from ftbert.text import ChatTemplate
 
 # Texts of one request; strings that end a text, and characters of one.
 MOST_TEXTS, MOST_STOPS, LONGEST_STOP = 128, 16, 1000

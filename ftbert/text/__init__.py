@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ftbert.text.auto_tokenizer import TOKENIZER_FILES, TOKENIZER_SUFFIXES, load_tokenizer
 from ftbert.text.batching import Batch, Window, batches_of, by_token_budget, pack
 from ftbert.text.charsmap import check_charsmaps
+from ftbert.text.chat_template import ChatTemplate
 from ftbert.text.fast_tokenizer import FastTokenizer
 from ftbert.text.options import TextOptions, check_pooling
 from ftbert.text.pairs import LimitedPairs
@@ -47,8 +48,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COLBERT_METADATA", "IGNORED", "MULTI_LINEAR", "SPARSE_LINEAR", "STRATEGIES", "TOKENIZER_FILES",
-    "TOKENIZER_SUFFIXES", "Batch",
-    "CallersThread", "Expansion", "FastTokenizer", "Job", "Launch", "LimitedPairs", "Model2vecReading", "MultiSettings",
+    "TOKENIZER_SUFFIXES", "Batch", "CallersThread", "ChatTemplate",
+    "Expansion", "FastTokenizer", "Job", "Launch", "LimitedPairs", "Model2vecReading", "MultiSettings",
     "OtherVectors", "PairTemplate", "ReplicaThreads", "Result", "ScoreSettings", "SparseSettings", "SparseVector",
     "TemplateEncoder", "TextModel", "TextOptions", "TextSettings", "TokenLabels", "Tokenizer", "Tokens", "Upload",
     "Window", "Workers", "batches_of", "by_token_budget", "check_charsmaps", "check_pooling", "check_ranges",

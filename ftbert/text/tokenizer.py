@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ftbert.input_file import is_unicode, origin
 from ftbert.text.auto_tokenizer import explain, is_storable, load_tokenizer
+from ftbert.text.chat_template import ChatTemplate
 from ftbert.text.fast_tokenizer import FastTokenizer
 from ftbert.text.panics import panics_as_errors
 from ftbert.text.settings import TextSettings
@@ -23,6 +24,8 @@ from ftbert.text.tokens import Text, Tokens, joined, tokens_of
 
 # Long enough for one call to use every core.
 _TEXTS_PER_CALL = 512
+# Seconds that a chat template may take for a pair: one that loops would hold up the load.
+_RENDERING = 2.0
 _INSTRUCTION_PROBE = "  {{ spaced }} out,\n<b>&amp;'\" # "
 
 
@@ -124,12 +127,7 @@ class Tokenizer:
         if self._templates is None:
             kind = type(self._python).__name__
             raise ValueError(f"{self._where}: {kind} is written in Python; a chat template needs a fast tokenizer")
-        try:
-            return PairTemplate.of(self._render(prompt, chat_template), self._where)
-        except ValueError:
-            raise
-        except Exception as error:  # of Jinja or of the template itself
-            raise ValueError(f"{self._where}: the chat template cannot be used ({explain(error)})") from error
+        return PairTemplate.of(self._render(prompt, chat_template), self._where)
 
     def instructed_template(self) -> PairTemplate | None:
         """`pair_template` with `INSTRUCTION` as the prompt, for `PairTemplate.instructed`; None where the tokenizer's
@@ -151,11 +149,16 @@ class Tokenizer:
             return False
 
     def _render(self, prompt: str, chat_template: str | None) -> Render:
+        """Raises ValueError where the template does not take the messages, or loops."""
         system = [{"role": "system", "content": prompt}] if prompt else []
 
         def render(roles: tuple[str, str], query: str, document: str) -> str:
             pair = [{"role": role, "content": text} for role, text in zip(roles, (query, document), strict=True)]
-            return str(self.loaded.apply_chat_template([*system, *pair], chat_template=chat_template, tokenize=False))
+            source, names = self.loaded.get_chat_template(chat_template), self.loaded.special_tokens_map
+            try:
+                return ChatTemplate(source, names).render([*system, *pair], _RENDERING, answer=False)
+            except ValueError as error:
+                raise ValueError(f"{self._where}: the chat template cannot be used ({error})") from error
 
         return render
 

@@ -29,21 +29,24 @@ class ChatTemplate:
         except TemplateError as error:
             raise ValueError(f"the chat template is not valid: {error}") from error
 
-    def render(self, messages: Sequence[Mapping[str, Any]], seconds: float | None = None) -> str:
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], seconds: float | None = None, answer: bool = True
+    ) -> str:  # fmt: skip
         """The text that ends with the beginning of an answer; where the last message is the assistant's, with that
-        message, which the answer continues. seconds: that it may take, None: any. ValueError for messages that the
-        template does not take, and where it takes longer."""
+        message, which the answer continues. answer: False: the messages alone. seconds: that it may take, None: any.
+        ValueError for messages that the template does not take, and where it takes longer."""
         from jinja2.exceptions import TemplateError
 
         given = [dict(one) for one in messages]
-        goes_on = given[-1]["role"] == "assistant"
+        goes_on = answer and given[-1]["role"] == "assistant"
         if goes_on:
             given[-1]["content"] += _TAG
+        begins = answer and not goes_on
 
         def text() -> str:
             return str(
                 self._template.render(
-                    messages=given, tools=None, documents=None, add_generation_prompt=not goes_on, **self._names
+                    messages=given, tools=None, documents=None, add_generation_prompt=begins, **self._names
                 )
             )
 
