@@ -397,8 +397,8 @@ def test_names_of_the_face_are_no_modules() -> None:
 def test_biases_that_mean_nothing(model: ftbert.Model) -> None:
     for words, bias in [
         ("logit_bias: expected ids from 0 to 95; got 400", {400: 1.0}),
-        ("logit_bias: expected token ids and finite numbers; got 'a': 1", {"a": 1}),
-        ("logit_bias: expected token ids and finite numbers; got 3: nan", {3: float("nan")}),
+        ("logit_bias: expected token ids and numbers from -1e.09 to 1e.09; got 'a': 1", {"a": 1}),
+        ("logit_bias: expected token ids and numbers from -1e.09 to 1e.09; got 3: nan", {3: float("nan")}),
         ("logit_bias: expected token ids and numbers, as a dict; got 5", 5),
     ]:
         with pytest.raises(ValueError, match=words):

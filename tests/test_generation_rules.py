@@ -209,7 +209,7 @@ def test_what_is_not_computed_is_named_once() -> None:
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ({"repetition_penalty": 0}, "repetition_penalty must be a number above 0; got 0.0"),
+        ({"repetition_penalty": 0}, "repetition_penalty must be a number above 0, at most 1e.09; got 0.0"),
         ({"repetition_penalty": "high"}, "repetition_penalty: expected a number; got 'high'"),
         ({"suppress_tokens": 3}, "suppress_tokens: expected a list of token ids; got 3"),
         ({"bad_words_ids": [3]}, r"bad_words_ids: expected lists of token ids; got \[3\]"),
@@ -238,12 +238,15 @@ def test_words_that_the_model_does_not_have(place: Place) -> None:
 def test_values_that_mean_nothing(place: Place) -> None:
     model = loaded("llama", place)
     for words, how in [
-        ("repetition_penalty must be a number above 0; got 0", {"repetition_penalty": 0}),
-        ("repetition_penalty must be a number above 0; got '1.1'", {"repetition_penalty": "1.1"}),
+        ("repetition_penalty must be a number above 0, at most 1e.09; got 0", {"repetition_penalty": 0}),
+        ("repetition_penalty must be a number above 0, at most 1e.09; got '1.1'", {"repetition_penalty": "1.1"}),
+        ("repetition_penalty must be a number .*; got 1e-300", {"repetition_penalty": 1e-300}),
         ("temperature must be a number of at least 0; got '0.5'", {"temperature": "0.5"}),
         ("top_p must be above 0 and at most 1; got '0.5'", {"top_p": "0.5"}),
-        ("presence_penalty must be a finite number; got nan", {"presence_penalty": float("nan")}),
-        ("frequency_penalty must be a finite number; got inf", {"frequency_penalty": float("inf")}),
+        ("presence_penalty must be a number from -1e.09 to 1e.09; got nan", {"presence_penalty": float("nan")}),
+        ("frequency_penalty must be a number .*; got inf", {"frequency_penalty": float("inf")}),
+        ("frequency_penalty must be a number .*; got 1e.300", {"frequency_penalty": 1e300}),
+        ("logit_bias: expected token ids and numbers .*; got 5: 1e.39", {"logit_bias": {5: 1e39}}),
         ("min_new_tokens must be an integer of at least 0; got -1", {"min_new_tokens": -1}),
         ("min_p must be from 0 to 1; got 2", {"min_p": 2}),
     ]:

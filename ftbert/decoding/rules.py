@@ -6,10 +6,17 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from numbers import Real
 
+# Of a bias and of a penalty: logits are float32, and what several of them make of one stays finite.
+_MOST = 1e9
+
 
 def is_number(value: object) -> bool:
     """Whether it is a finite number, of Python or numpy."""
     return isinstance(value, Real) and not isinstance(value, bool) and isfinite(value)
+
+
+def _is_small(value: object) -> bool:
+    return is_number(value) and abs(value) <= _MOST  # type: ignore[arg-type, operator]
 
 
 @dataclass(frozen=True)
@@ -37,11 +44,13 @@ class Rules:
 
     def __post_init__(self) -> None:
         """ValueError for a value that means nothing."""
-        if not is_number(self.repetition_penalty) or self.repetition_penalty <= 0:
-            raise ValueError(f"repetition_penalty must be a number above 0; got {self.repetition_penalty!r}")
+        if not is_number(self.repetition_penalty) or not 1 / _MOST <= self.repetition_penalty <= _MOST:
+            raise ValueError(
+                f"repetition_penalty must be a number above 0, at most {_MOST:g}; got {self.repetition_penalty!r}"
+            )
         for name in ("presence_penalty", "frequency_penalty"):
-            if not is_number(getattr(self, name)):
-                raise ValueError(f"{name} must be a finite number; got {getattr(self, name)!r}")
+            if not _is_small(getattr(self, name)):
+                raise ValueError(f"{name} must be a number from {-_MOST:g} to {_MOST:g}; got {getattr(self, name)!r}")
         for name in ("no_repeat_ngram_size", "min_length", "min_new_tokens"):
             value = getattr(self, name)
             if value is None and name == "min_new_tokens":
@@ -49,8 +58,10 @@ class Rules:
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise ValueError(f"{name} must be an integer of at least 0; got {value!r}")
         for token, bias in self.logit_bias:
-            if isinstance(token, bool) or not isinstance(token, int) or not is_number(bias):
-                raise ValueError(f"logit_bias: expected token ids and finite numbers; got {token!r}: {bias!r}")
+            if isinstance(token, bool) or not isinstance(token, int) or not _is_small(bias):
+                raise ValueError(
+                    f"logit_bias: expected token ids and numbers from {-_MOST:g} to {_MOST:g}; got {token!r}: {bias!r}"
+                )
 
     @property
     def change_nothing(self) -> bool:
