@@ -5,17 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from generation_servers import Both, both_of, events, joined, streamed
 from language_models import random_llama
 from served import Served
 from stub_generation import steps_of, until
+
+from ftbert.decoding import ChatTemplate
+from ftbert.server import writing
+from ftbert.server.http_stream import OutgoingStream
+from ftbert.server.messages import Request, Response
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +93,19 @@ def test_a_client_that_goes_frees_its_slot(folder: Path, path: str, streams: boo
         until(lambda: not steps.texts, 2)
         until(lambda: failures(server)["dropped"] == 1)
         assert server.post("/v1/completions", {"prompt": "b", "max_tokens": 3})["choices"][0]["text"] == "bbb"
+
+
+def test_a_client_has_gone_before_its_connection_is_lost() -> None:
+    """A write fails, and the event loop comes to the stream before it tells of that."""
+    transport, request = MagicMock(), Request(0.0)
+    transport.is_closing.side_effect = [False, False, True, True]
+
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        while True:
+            yield b"a"
+
+    asyncio.run(OutgoingStream(transport, request, Response(stream=pieces()), chunked=True).send(False))
+    assert request.disconnected
 
 
 def test_a_client_may_go_at_any_byte(folder: Path) -> None:
@@ -235,3 +255,35 @@ def test_nothing_of_one_text_reaches_another(both: Both) -> None:
         return await asyncio.gather(*map(run, range(64)))
 
     assert asyncio.run(all_of_them()) == want
+
+
+# ---- what one request makes the event loop do
+
+
+def test_a_template_has_a_thread_whatever_the_messages_say(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+
+    def render(*given: Any) -> str:
+        threads.append(threading.current_thread().name)
+        return "a"
+
+    monkeypatch.setattr(ChatTemplate, "render", render)
+    with steps_of(folder) as (server, _):
+        server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": ""}], "max_tokens": 1})
+    assert threads[0].startswith("ftbert-tokenise")
+
+
+def test_a_long_prompt_holds_nobody_up() -> None:
+    """Its characters are counted in the event loop: one by one that took two seconds."""
+    began = time.monotonic()
+    assert writing._characters("x" * 30_000_000) == 30_000_000
+    assert time.monotonic() - began < 0.5
+
+
+def test_prompts_behind_one_that_is_too_long_are_not_tokenised(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[Any] = []
+    whole = writing._encoded
+    monkeypatch.setattr(writing, "_encoded", lambda *given: encoded.append(given) or whole(*given))
+    with both_of(folder) as both:
+        reply = both.server.call("POST", "/v1/completions", {"prompt": ["a", "hello " * 500, "b"]})
+    assert (reply.status, len(encoded)) == (422, 2)

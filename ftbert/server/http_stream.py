@@ -33,7 +33,9 @@ class OutgoingStream:
                     while self._paused and not self._gone:
                         self._resumed = asyncio.get_running_loop().create_future()
                         await self._resumed
-                if chunked and not self._gone:
+                if self._gone:  # the event loop may tell of it later
+                    self._request.disconnect()
+                elif chunked:
                     self._transport.write(b"0\r\n\r\n")
         except Exception:  # noqa: BLE001 - a fault of ours: what was sent stays without its end
             LOG.exception("%s: a stream failed", self._request.path)

@@ -18,6 +18,7 @@ from ftbert.server.streams import EVENTS, error_event, event, streamed
 from ftbert.server.writing import Asked, Piece, Texts, generation_of, token_text, top_k_of, write
 
 _TYPES = {"": "none", "eos": "eos", "stop": "word", "length": "limit"}
+_NAMES = {"repetition_penalty": "repeat_penalty", "logprobs": "n_probs"}
 # A bias that is false means: never.
 _NEVER = -1e9
 
@@ -33,7 +34,8 @@ async def completion(app: App, request: Request, body: LlamaCompletion, model: S
         logit_bias={one: _NEVER if value is False else float(value) for one, value in biases} or None,
         ignore_eos=body.ignore_eos or None, logprobs=body.n_probs or None,
     )  # fmt: skip
-    asked = Asked([body.prompt], writing, [one for one in body.stop if one] or None, fields=("prompt", "n_predict"))
+    stop = [one for one in body.stop if one] or None
+    asked = Asked([body.prompt], writing, stop, fields=("prompt", "n_predict"), names=_NAMES)
     texts = await write(app, request, model, asked)
     if body.stream:
         return await streamed(app, request, _events(model, texts, body), EVENTS, error_event)

@@ -108,7 +108,8 @@ def _asked(model: ServedModel, prompt: Prompt, given: OllamaDrawing, name: str) 
     )  # fmt: skip
     stop = [given.stop] if isinstance(given.stop, str) else given.stop
     stop = [one for one in stop or () if one] or None
-    return Asked([prompt], writing, stop, fields=(name, "options.num_predict"))
+    names = {"repetition_penalty": "repeat_penalty"}
+    return Asked([prompt], writing, stop, fields=(name, "options.num_predict"), names=names)
 
 
 async def tags(app: App, request: Request) -> Response:

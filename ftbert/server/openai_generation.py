@@ -20,6 +20,7 @@ from ftbert.server.writing import Asked, Piece, Prompt, Texts, generation_of, to
 
 # OpenAI's, where a request does not say how many tokens.
 _COMPLETION_TOKENS = 16
+_NAMES = {"min_new_tokens": "min_tokens"}
 _REASONS = {"": None, "eos": "stop", "stop": "stop", "length": "length"}
 
 
@@ -28,7 +29,7 @@ async def completions(app: App, request: Request, body: Completion, model: Serve
     most = _COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     asked = Asked(
         _prompts(body.prompt), _writing(body, most, body.logprobs), _stops(body.stop), _texts(body),
-        special=body.add_special_tokens,
+        special=body.add_special_tokens, names=_NAMES,
     )  # fmt: skip
     texts = await write(app, request, model, asked)
     return await _answered(app, request, _Completions(model, texts, body.logprobs is not None), body)
@@ -45,7 +46,7 @@ async def chat_completions(app: App, request: Request, body: ChatCompletion, mod
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     asked = Asked(
         [_messages(body.messages)], writing, _stops(body.stop), _texts(body), fields=("messages", name),
-        kwargs=body.chat_template_kwargs or {},
+        kwargs=body.chat_template_kwargs or {}, names={**_NAMES, "logprobs": "top_logprobs"},
     )  # fmt: skip
     texts = await write(app, request, model, asked)
     return await _answered(app, request, _Chat(model, texts, bool(body.logprobs)), body)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -31,6 +32,8 @@ _RENDERING = 2.0
 _LONGEST_TOKEN = 256
 _MOST_SEED, _MOST_NUMBER = 1 << 61, 1 << 62
 
+_WORD = re.compile(r"\w+")
+
 Prompt = str | list[int] | list[dict[str, Any]]
 
 
@@ -49,7 +52,8 @@ class Piece(NamedTuple):
 class Asked:
     """What a route asks for, in words of Model.generate. prompts: texts, ids, or messages for the template. n: texts
     of each. stop: None: as the folder says. special: prompts get the tokenizer's special tokens. kwargs: for the
-    template. fields: how the request names prompt and most tokens."""
+    template. fields: how the request names prompt and most tokens. names: how it names fields of `Writing` that it has
+    by another name."""
 
     prompts: Sequence[Prompt]
     writing: Writing
@@ -58,6 +62,7 @@ class Asked:
     special: bool = True
     kwargs: dict[str, Any] = field(default_factory=dict)
     fields: tuple[str, str] = ("prompt", "max_tokens")
+    names: Mapping[str, str] = field(default_factory=dict)
 
 
 class _Choice:
@@ -96,7 +101,7 @@ class Texts:
     """All that one request asks for. prompt_tokens: of its prompts, each once."""
 
     def __init__(self, app: App, request: Request, model: ServedModel, asked: Asked, prompts: list[list[int]]) -> None:
-        self._row, self._request = app.row(request), request
+        self._row, self._request, self._names = app.row(request), request, asked.names
         self._changed = asyncio.Event()
         self.began, self.first, self.last = request.began, 0.0, 0.0  # of tokens, by time.monotonic()
         self.prompt_tokens = sum(map(len, prompts))
@@ -117,7 +122,7 @@ class Texts:
             try:
                 stream = link.write(job, self._changed.set)
             except Failed as failed:
-                raise _error(failed) from None
+                raise self._error(failed) from None
             text = TextStream(decode, ids, stop, facts.special)
             self.choices.append(_Choice(place, link, stream, text))
 
@@ -150,7 +155,7 @@ class Texts:
             try:
                 found = [piece for choice in left if (piece := choice.take()) is not None]
             except Failed as failed:
-                raise _error(failed) from None
+                raise self._error(failed) from None
             if found:
                 self._note()
                 yield found
@@ -175,6 +180,15 @@ class Texts:
             for choice in self.choices:  # they wait for each other's slots
                 choice.stream.begin()
 
+    def _error(self, failed: Failed) -> ApiError:
+        """The words of one for a value begin with the field's name."""
+        failure = failed.failure
+        found = of_failure(failure.status, failure.words, failure.retry_after)
+        if failure.status == 422 and (name := _WORD.match(found.words)) and name[0] in Writing.__struct_fields__:
+            found.param = self._names.get(name[0], name[0])
+            found.words = found.param + found.words[name.end() :]
+        return found
+
     def close(self) -> None:
         """Nobody waits for the rest."""
         for choice in self.choices:
@@ -197,12 +211,11 @@ async def write(app: App, request: Request, model: ServedModel, asked: Asked) ->
         return [_ids(model, prompt, asked, render, most) for prompt in asked.prompts]
 
     characters = sum(map(_characters, asked.prompts))
-    prompts = await model.in_thread(request, characters, encode, 0 if render else model.encoder().inline)
+    # A template may take its seconds whatever the messages say.
+    prompts = await model.in_thread(request, characters, encode, -1 if render else model.encoder().inline)
     room, most_tokens = 0, asked.writing.max_new_tokens
     for ids in prompts:
         left = facts.positions - len(ids)
-        if left < 1:
-            raise _too_long(f"{len(ids)} tokens", facts, asked)
         room += left if most_tokens is None else min(left, most_tokens)
     size = PER_TOKEN_WRITTEN * (1 + (asked.writing.logprobs or 0))
     model.take_memory(request, asked.n * room * size, asked.n * room, "tokens")
@@ -248,7 +261,7 @@ def _check(asked: Asked) -> None:
     for field_name in ("seed", "top_k", "min_new_tokens", "logprobs"):
         value = getattr(asked.writing, field_name)
         if value is not None and abs(value) >= _MOST_NUMBER:
-            shown = "min_tokens" if field_name == "min_new_tokens" else field_name
+            shown = asked.names.get(field_name, field_name)
             raise validation(f"`{shown}` must be less than 2^62; got {str(value)[:20]}", param=shown)
     if any(abs(one) >= _MOST_NUMBER for one in asked.writing.logit_bias or ()):
         raise validation("`logit_bias`: a token id is outside the model's vocabulary", param="logit_bias")
@@ -259,8 +272,17 @@ def _check(asked: Asked) -> None:
 
 
 def _ids(model: ServedModel, prompt: Prompt, asked: Asked, template: ChatTemplate | None, most: int) -> list[int]:
-    """Of one prompt. ApiError."""
-    name, facts = asked.fields[0], generation_of(model)
+    """Of one prompt. ApiError, also where no token fits behind it: prompts after it need no tokenizer then."""
+    found, facts = _encoded(model, prompt, asked, template, most), generation_of(model)
+    if len(found) >= facts.positions:
+        raise _too_long(f"{len(found)} tokens", facts, asked)
+    return found
+
+
+def _encoded(
+    model: ServedModel, prompt: Prompt, asked: Asked, template: ChatTemplate | None, most: int
+) -> list[int]:
+    name = asked.fields[0]
     if not prompt:
         raise ApiError("Empty", f"`{name}` cannot be empty", param=name)
     if isinstance(prompt, list) and not _is_chat(prompt):
@@ -277,7 +299,7 @@ def _ids(model: ServedModel, prompt: Prompt, asked: Asked, template: ChatTemplat
             raise validation(str(error)[:300], param=name) from None
     assert isinstance(text, str)
     if len(text) > most:
-        raise _too_long(f"{len(text)} characters", facts, asked)
+        raise _too_long(f"{len(text)} characters", generation_of(model), asked)
     (found,) = model.encoder().whole.encode_batch([text], add_special_tokens=special)
     return list(found.ids)
 
@@ -295,14 +317,13 @@ def _is_chat(prompt: Prompt) -> bool:
 
 
 def _characters(prompt: Prompt) -> int:
-    return sum(len(one["content"]) if isinstance(one, dict) else 1 for one in prompt)
+    if not _is_chat(prompt):
+        return len(prompt)
+    messages: Sequence[Any] = prompt
+    return sum(len(one["content"]) for one in messages)
 
 
 def _decoder(model: ServedModel) -> Any:
     whole = model.encoder().whole
     return lambda ids: str(whole.decode(ids, skip_special_tokens=True))
 
-
-def _error(failed: Failed) -> ApiError:
-    failure = failed.failure
-    return of_failure(failure.status, failure.words, failure.retry_after)
