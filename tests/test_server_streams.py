@@ -19,10 +19,12 @@ from language_models import random_llama
 from served import Served
 from stub_generation import steps_of, until
 
-from ftbert.decoding import ChatTemplate
 from ftbert.server import writing
 from ftbert.server.http_stream import OutgoingStream
+from ftbert.server.job import WrittenToken
 from ftbert.server.messages import Request, Response
+from ftbert.server.served_model import ServedModel
+from ftbert.text import ChatTemplate
 
 
 @pytest.fixture(scope="module")
@@ -263,14 +265,14 @@ def test_nothing_of_one_text_reaches_another(both: Both) -> None:
 def test_a_template_has_a_thread_whatever_the_messages_say(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[str] = []
 
-    def render(*given: Any) -> str:
+    def render(*given: Any, **how: Any) -> str:
         threads.append(threading.current_thread().name)
         return "a"
 
     monkeypatch.setattr(ChatTemplate, "render", render)
     with steps_of(folder) as (server, _):
         server.post("/v1/chat/completions", {"messages": [{"role": "user", "content": ""}], "max_tokens": 1})
-    assert threads[0].startswith("ftbert-tokenise")
+    assert threads[-1].startswith("ftbert-tokenise")
 
 
 def test_a_long_prompt_holds_nobody_up() -> None:
@@ -287,3 +289,22 @@ def test_prompts_behind_one_that_is_too_long_are_not_tokenised(folder: Path, mon
     with both_of(folder) as both:
         reply = both.server.call("POST", "/v1/completions", {"prompt": ["a", "hello " * 500, "b"]})
     assert (reply.status, len(encoded)) == (422, 2)
+
+
+def test_many_alternatives_are_written_in_a_thread() -> None:
+    async def where(count: int) -> threading.Thread:
+        tokens = [WrittenToken(1, -1.0, ((1, -1.0), (2, -2.0)))] * count
+        return await writing.Texts.made(MagicMock(), [writing.Piece(0, "", tokens, "", "")], threading.current_thread)
+
+    assert asyncio.run(where(10)) is threading.main_thread()
+    assert asyncio.run(where(1000)) is not threading.main_thread()
+
+
+def test_a_stream_outlives_its_unloaded_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models: list[ServedModel] = []
+    link = ServedModel.link
+    monkeypatch.setattr(ServedModel, "link", lambda model: models.append(model) or link(model))
+    with steps_of(folder) as (server, _), connected(server, {**LONG, "max_tokens": 200, "logprobs": 0}) as client:
+        found = client.recv(100)
+        monkeypatch.setattr(models[0], "_encoder", None)  # as behind /models/unload
+        assert b"event: error" not in found + read(client, LAST)

@@ -15,7 +15,7 @@ from ftbert.server.json_bodies import to_json
 from ftbert.server.messages import Request, Response
 from ftbert.server.served_model import ServedModel
 from ftbert.server.streams import EVENTS, error_event, event, streamed
-from ftbert.server.writing import Asked, Piece, Texts, generation_of, token_text, top_k_of, write
+from ftbert.server.writing import Asked, Piece, Texts, generation_of, top_k_of, write
 
 _TYPES = {"": "none", "eos": "eos", "stop": "word", "length": "limit"}
 _NAMES = {"repetition_penalty": "repeat_penalty", "logprobs": "n_probs"}
@@ -40,30 +40,34 @@ async def completion(app: App, request: Request, body: LlamaCompletion, model: S
     if body.stream:
         return await streamed(app, request, _events(model, texts, body), EVENTS, error_event)
     (piece,) = await texts.whole()
-    return Response(to_json({**_piece(model, piece, body), **_last(model, texts, piece, body)}))
+
+    def made() -> bytes:
+        return to_json({**_piece(texts, piece, body), **_last(model, texts, piece, body)})
+
+    return Response(await texts.made([piece], made))
 
 
 async def _events(model: ServedModel, texts: Texts, body: LlamaCompletion) -> AsyncGenerator[bytes, None]:
     async for pieces in texts.pieces():
         for piece in pieces:
             if piece.text or piece.tokens:
-                shown = _piece(model, piece, body) | {"tokens": [token.id for token in piece.tokens]}
+                shown = _piece(texts, piece, body) | {"tokens": [token.id for token in piece.tokens]}
                 yield event(shown | {"tokens_predicted": texts.tokens, "tokens_evaluated": texts.prompt_tokens})
             if piece.end:
                 yield event({"index": 0, "content": "", "tokens": [], **_last(model, texts, piece, body)})
 
 
-def _piece(model: ServedModel, piece: Piece, body: LlamaCompletion) -> dict[str, Any]:
+def _piece(texts: Texts, piece: Piece, body: LlamaCompletion) -> dict[str, Any]:
     ids = [token.id for token in piece.tokens] if body.return_tokens else []
     found = {"index": 0, "content": piece.text, "tokens": ids, "stop": False, "id_slot": -1}
     if body.n_probs:
-        found["completion_probabilities"] = [_scored(model, token) for token in piece.tokens]
+        found["completion_probabilities"] = [_scored(texts, token) for token in piece.tokens]
     return found
 
 
-def _scored(model: ServedModel, token: WrittenToken) -> dict[str, Any]:
+def _scored(texts: Texts, token: WrittenToken) -> dict[str, Any]:
     def one(which: int, logprob: float | None) -> dict[str, Any]:
-        word = token_text(model, which)
+        word = texts.word(which)
         return {"id": which, "token": word, "bytes": list(word.encode()), "logprob": logprob}
 
     return {**one(token.id, token.logprob), "top_logprobs": [one(*other) for other in token.top]}

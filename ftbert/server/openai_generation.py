@@ -16,7 +16,7 @@ from ftbert.server.json_bodies import to_json
 from ftbert.server.messages import Request, Response
 from ftbert.server.served_model import ServedModel
 from ftbert.server.streams import DONE, EVENTS, error_event, event, streamed
-from ftbert.server.writing import Asked, Piece, Prompt, Texts, generation_of, token_text, top_k_of, write
+from ftbert.server.writing import Asked, Piece, Prompt, Texts, generation_of, top_k_of, write
 
 # OpenAI's, where a request does not say how many tokens.
 _COMPLETION_TOKENS = 16
@@ -54,7 +54,7 @@ async def chat_completions(app: App, request: Request, body: ChatCompletion, mod
 
 async def _answered(app: App, request: Request, answer: _Answer, body: Drawing) -> Response:
     if not body.stream:
-        return Response(to_json(await answer.whole()))
+        return Response(await answer.whole())
     usage = bool(body.stream_options and body.stream_options.include_usage)
     return await streamed(app, request, answer.events(usage), EVENTS, error_event)
 
@@ -65,13 +65,19 @@ class _Answer:
     kind, chunks, begin = "", "", ""
 
     def __init__(self, model: ServedModel, texts: Texts, logprobs: bool) -> None:
-        self._model, self._texts, self._logprobs = model, texts, logprobs
+        self._texts, self._logprobs = texts, logprobs
         self._head = {"id": f"{self.begin}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model.name}
 
-    async def whole(self) -> dict[str, Any]:
-        """ApiError; Disconnected."""
-        choices = [self._choice(piece.choice, piece, last=True) for piece in await self._texts.whole()]
-        return {**self._head, "object": self.kind, "choices": choices, "usage": self._texts.usage}
+    async def whole(self) -> list[bytes]:
+        """Parts of the JSON. ApiError; Disconnected."""
+        pieces = await self._texts.whole()
+        head = to_json({**self._head, "object": self.kind, "usage": self._texts.usage})
+
+        def choices() -> list[bytes]:  # one by one, as the writer of JSON lets no other thread run
+            found = [to_json(self._choice(piece.choice, piece, last=True)) for piece in pieces]
+            return [part for one in found for part in (b",", one)][1:]
+
+        return [head[:-1] + b',"choices":[', *await self._texts.made(pieces, choices), b"]}"]
 
     async def events(self, usage: bool) -> AsyncGenerator[bytes, None]:
         """usage: told in the last event, as OpenAI's include_usage."""
@@ -111,11 +117,11 @@ class _Completions(_Answer):
         return {"index": index, "text": piece.text, "logprobs": logprobs, "finish_reason": _REASONS[piece.end]}
 
     def _listed(self, index: int, tokens: Sequence[WrittenToken]) -> dict[str, Any]:
-        words, offsets = [token_text(self._model, token.id) for token in tokens], []
+        words, offsets = [self._texts.word(token.id) for token in tokens], []
         for word in words:
             offsets.append(self._at[index])
             self._at[index] += len(word)
-        top = [{token_text(self._model, one): value for one, value in token.top} for token in tokens]
+        top = [{self._texts.word(one): value for one, value in token.top} for token in tokens]
         return {
             "tokens": words, "token_logprobs": [token.logprob for token in tokens], "top_logprobs": top,
             "text_offset": offsets,
@@ -140,7 +146,7 @@ class _Chat(_Answer):
         return {**self._scored(token.id, token.logprob), "top_logprobs": top}
 
     def _scored(self, token: int, logprob: float | None) -> dict[str, Any]:
-        word = token_text(self._model, token)
+        word = self._texts.word(token)
         exact = None if "\ufffd" in word else list(word.encode())  # of half a character nobody knows the bytes
         return {"token": word, "logprob": logprob, "bytes": exact}
 

@@ -60,6 +60,19 @@ class TextEncoder:
         self.special_of_pairs = self._limited.special
         self.inline = INLINE_CHARACTERS if self._fast.wordpiece is None else _INLINE_CHARACTERS_WORDPIECE
         self._skips: dict[str, int] = {}
+        self._words: dict[int, str] = {}
+
+    def text(self, ids: list[int]) -> str:
+        """Without special tokens."""
+        return str(self.whole.decode(ids, skip_special_tokens=True))
+
+    def word(self, token: int) -> str:
+        """How a token is written within a text; a special one by its name."""
+        if (found := self._words.get(token)) is None:
+            once = str(self.whole.decode([token], skip_special_tokens=False))
+            twice = str(self.whole.decode([token, token], skip_special_tokens=False))
+            found = self._words[token] = twice[len(once) :]  # with the space before a word
+        return found
 
     def encode(
         self, inputs: Sequence[str | list[int]], prompt: str, truncate: bool, side: str, most: int | None = None

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -30,8 +30,11 @@ MOST_TEXTS, MOST_STOPS, LONGEST_STOP = 128, 16, 1000
 _RENDERING = 2.0
 # Characters of a token, at most: of a prompt with more of them it is known without a look that it is too long.
 _LONGEST_TOKEN = 256
+# Tokens with a logarithm of their probability that are written in the event loop: 1 ms.
+_SCORED_AT_ONCE = 512
 _MOST_SEED, _MOST_NUMBER = 1 << 61, 1 << 62
 
+T = TypeVar("T")
 _WORD = re.compile(r"\w+")
 
 Prompt = str | list[int] | list[dict[str, Any]]
@@ -98,7 +101,7 @@ class _Choice:
 
 
 class Texts:
-    """All that one request asks for. prompt_tokens: of its prompts, each once."""
+    """All that one request asks for. prompt_tokens: of its prompts, each once. word: how a token is written."""
 
     def __init__(self, app: App, request: Request, model: ServedModel, asked: Asked, prompts: list[list[int]]) -> None:
         self._row, self._request, self._names = app.row(request), request, asked.names
@@ -106,7 +109,8 @@ class Texts:
         self.began, self.first, self.last = request.began, 0.0, 0.0  # of tokens, by time.monotonic()
         self.prompt_tokens = sum(map(len, prompts))
         facts, link = generation_of(model), model.link()
-        decode, stop = _decoder(model), facts.stop if asked.stop is None else asked.stop
+        encoder, stop = model.encoder(), facts.stop if asked.stop is None else asked.stop
+        self.word = encoder.word
         self.choices: list[_Choice] = []
         request.computed = self
         request.on_end(self.close)
@@ -123,7 +127,7 @@ class Texts:
                 stream = link.write(job, self._changed.set)
             except Failed as failed:
                 raise self._error(failed) from None
-            text = TextStream(decode, ids, stop, facts.special)
+            text = TextStream(encoder.text, ids, stop, facts.special)
             self.choices.append(_Choice(place, link, stream, text))
 
     @property
@@ -171,6 +175,11 @@ class Texts:
             for piece in pieces:
                 found[piece.choice].append(piece)
         return [_joined(place, pieces) for place, pieces in enumerate(found)]
+
+    async def made(self, pieces: Sequence[Piece], make: Callable[[], T]) -> T:
+        """`make`, off the event loop where these pieces have many tokens and alternatives of them."""
+        scored = sum(1 + len(token.top) for piece in pieces for token in piece.tokens if token.logprob is not None)
+        return make() if scored <= _SCORED_AT_ONCE else await asyncio.to_thread(make)
 
     def _note(self) -> None:
         self.last = time.monotonic()
@@ -234,13 +243,6 @@ def generation_of(model: ServedModel) -> GenerationFacts:
 def top_k_of(given: int | None) -> int | None:
     """-1 and 0 are the field's words for all."""
     return None if given in (-1, 0) else given
-
-
-def token_text(model: ServedModel, token: int) -> str:
-    """How a token is written within a text; a special one by its name."""
-    decode = model.encoder().whole.decode
-    once = str(decode([token], skip_special_tokens=False))
-    return str(decode([token, token], skip_special_tokens=False))[len(once) :]  # with the space before a word
 
 
 def _joined(choice: int, pieces: Sequence[Piece]) -> Piece:
@@ -321,9 +323,4 @@ def _characters(prompt: Prompt) -> int:
         return len(prompt)
     messages: Sequence[Any] = prompt
     return sum(len(one["content"]) for one in messages)
-
-
-def _decoder(model: ServedModel) -> Any:
-    whole = model.encoder().whole
-    return lambda ids: str(whole.decode(ids, skip_special_tokens=True))
 
