@@ -39,6 +39,17 @@ _BERT: Names = {
     "layers.{i}.ffn.norm": _LAYER + "output.LayerNorm",
     "pooler": "pooler.dense",
 }
+# As jina-reranker-v2 was published, by flash-attention's names.
+_FLASH = "encoder.layers.{i}."
+_FLASH_NAMES: Names = _BERT | {
+    "embeddings.norm": "emb_ln",
+    "layers.{i}.attention.qkv": _FLASH + "mixer.Wqkv",
+    "layers.{i}.attention.out": _FLASH + "mixer.out_proj",
+    "layers.{i}.attention.norm": _FLASH + "norm1",
+    "layers.{i}.ffn.up": _FLASH + "mlp.fc1",
+    "layers.{i}.ffn.down": _FLASH + "mlp.fc2",
+    "layers.{i}.ffn.norm": _FLASH + "norm2",
+}
 _NO_POOLER: Names = {ours: theirs for ours, theirs in _BERT.items() if ours != "pooler"}
 _FROM_PADDING = {"positions.kind": "from_padding"}
 _PRE_NORM = {"layer.norm_place": "pre"}
@@ -120,7 +131,7 @@ _MPNET_ATTENTION = _ATTENTION + "attn."
 _ALL = (
     Family(name="bert", base="bert", names=_BERT),
     _like_roberta("roberta", "roberta"),
-    _like_roberta("xlm-roberta", "roberta"),
+    _like_roberta("xlm-roberta", "roberta", spellings=(_FLASH_NAMES,)),
     _like_roberta("camembert", "roberta"),
     _like_roberta("data2vec-text", "data2vec_text"),
     Family(

@@ -71,7 +71,8 @@ def todays_words(document: Config) -> Config:
     """The same config, of two towers that of the text model; ValueError says what it asks for that transformers does
     not compute."""
     document = text_part(document)
-    if document.get("model_type") == "xlm-roberta" and (row := own_class(document)) is not None and row.source == FLASH:
+    flash = document.get("model_type") in ("xlm-roberta", None)
+    if flash and (row := own_class(document)) is not None and row.source == FLASH:
         return _flash_words(document)
     if document.get("model_type") != "nomic_bert":
         return document
@@ -92,12 +93,13 @@ def todays_words(document: Config) -> Config:
 
 
 def _flash_words(document: Config) -> Config:
-    """jina-embeddings-v3, whose code says positions in its own words."""
+    """jina-embeddings-v3 and jina-colbert-v2, whose code says positions in its own words."""
     if (said := document.get("position_embedding_type", "absolute")) != "rotary":
         raise ValueError(f"position_embedding_type {shown(said)} is not supported of {FLASH}: only 'rotary'")
     base = document.get("rotary_emb_base", 10_000.0)
     left = ("position_embedding_type", "rotary_emb_base")
-    return {**{key: value for key, value in document.items() if key not in left}, "rope_theta": base}
+    rest = {key: value for key, value in document.items() if key not in left}
+    return {**rest, "model_type": "jina_embeddings_v3", "rope_theta": base}
 
 
 def _expect_no_experts(document: Config) -> None:

@@ -250,20 +250,24 @@ def _test(named: str) -> str:
 
 
 def _kinds(one: Any) -> str:
-    return ", ".join(one.kinds).replace("*", "any")
+    return ", ".join(kind or "none" for kind in one.kinds).replace("*", "any")
 
 
 def _changes(one: Any) -> str:
     said = [f"`{key}` {str(value).lower()}" for key, value in one.says.items()]
     layer = one.projection
     said = [f"with {_when(one)}: " + ", ".join(said)] if one.when else said
-    said += [f"`{layer.name}.weight` over each token's state, `{layer.width}` entries"] if layer else []
+    width = [f"`{layer.width}` entries"] if layer and layer.width else []
+    said += [f"`{layer.name}.weight` over each token's state", *width] if layer else []
     return ", ".join([*said, *([one.note] if one.note else [])]) or "nothing"
 
 
 def _when(one: Any) -> str:
-    said = ((f"`{key}`", "" if value is ... else f" {str(value).lower()}") for key, value in one.when.items())
-    return " and ".join(map("".join, said))
+    return " and ".join(f"`{key}` {_words(value)}" for key, value in one.when.items())
+
+
+def _words(value: Any) -> str:
+    return ", ".join(value) if isinstance(value, list) else str(value).lower()
 
 
 def _by_reason(refused: dict[str, str]) -> list[tuple[str, list[str]]]:

@@ -29,10 +29,10 @@ class Projection:
 @dataclass(frozen=True)
 class OwnClass:
     """code: "module.Class" as auto_map says it, without the repository; "Class" alone: as architectures says it,
-    without any code beside the weights. kinds: the model types that it is read of. Both may have `*`. source: who
-    publishes it. beside: by auto_map alone, since the name in architectures is of a class of transformers, too. says:
-    entries of config.json, in transformers' words, that mean what the class computes. when: what config.json must say
-    for that, `...` for an entry that may say anything. note: for the table of docs/models.md."""
+    without any code beside the weights. kinds: the model types that it is read of, "" for a config that says none.
+    Both may have `*`. source: who publishes it. beside: by auto_map alone, since the name in architectures is of a
+    class of transformers, too. says: entries of config.json, in transformers' words, that mean what the class computes.
+    when: what config.json must say for that. note: for the table of docs/models.md."""
 
     code: str
     kinds: tuple[str, ...]
@@ -45,8 +45,8 @@ class OwnClass:
 
     def fits(self, document: Config) -> bool:
         """Whether the row is for such a config, if that names the class."""
-        kind = str(document.get("model_type"))
-        said = all(key in document and value in (..., document[key]) for key, value in self.when.items())
+        kind = str(document.get("model_type") or "")
+        said = all(key in document and document[key] == value for key, value in self.when.items())
         return said and any(fnmatchcase(kind, one) for one in self.kinds)
 
     def names(self, name: str) -> bool:
@@ -59,7 +59,9 @@ class OwnClass:
 _BOTH_WAYS = {"is_causal": False}
 _MOSAIC = {"model_type": "alibi_bert", "position_embedding_type": "alibi", "feed_forward_type": "geglu"}
 FLASH = "jinaai/xlm-roberta-flash-implementation"
+_FLASH_KINDS = ("xlm-roberta", "")
 _JINA = {"model_type": "jina_embeddings_v3"}
+_FLASH_CODE = "modeling_xlm_roberta.XLMRoberta*"
 _JINA_5 = "modeling_jina_embeddings_v5.JinaEmbeddingsV5Model"
 _TASKS = "an adapter for each task, `encode(task=)`"
 _VOYAGE_4 = "voyageai/voyage-4-nano"
@@ -91,12 +93,20 @@ OWN_CLASSES = (
     OwnClass(
         "bert_layers.Bert*", ("bert",), "mosaicml/mosaic-bert-base, zhihan1996/DNABERT-2-117M", _MOSAIC, beside=True
     ),
+    # XLM-RoBERTa by flash-attention's names, with rotary positions or a table of them.
+    OwnClass(
+        _FLASH_CODE, ("jina_embeddings_v3", *_FLASH_KINDS), FLASH, _JINA, Projection("linear", ""), beside=True,
+        when={"architectures": ["HF_ColBERT"]}, note="of jina-colbert-v2; artifact.metadata says how texts are read",
+    ),
+    OwnClass(_FLASH_CODE, ("jina_embeddings_v3",), FLASH),
+    OwnClass(_FLASH_CODE, _FLASH_KINDS, FLASH, _JINA, beside=True, when={"position_embedding_type": "rotary"}),
+    OwnClass(
+        _FLASH_CODE, _FLASH_KINDS, "jinaai/jina-reranker-v2-base-multilingual", {"model_type": "xlm-roberta"},
+        beside=True, when={"position_embedding_type": "absolute"},
+        note="a document too long is cut; its code's `rerank` scores windows of it",
+    ),
     # An adapter for each task.
     OwnClass("modeling_lora.XLMRobertaLoRA", ("jina_embeddings_v3", "xlm-roberta"), FLASH, _JINA, note=_TASKS),
-    OwnClass("modeling_xlm_roberta.XLMRoberta*", ("jina_embeddings_v3",), FLASH),
-    OwnClass(
-        "modeling_xlm_roberta.XLMRoberta*", ("xlm-roberta",), FLASH, _JINA, beside=True, when={"lora_adaptations": ...}
-    ),
     OwnClass(
         _JINA_5, ("jina_embeddings_v5",), "jinaai/jina-embeddings-v5-text-nano", {"model_type": "eurobert"},
         note=_TASKS, when={"is_decoder": False},

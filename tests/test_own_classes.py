@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import torch
 from compare import assert_close
 from families import make_batch, make_model
 from safetensors.torch import load_file, save_file
-from tokenizers_offline import modules_of, write
+from sentence_transformers import CrossEncoder, MultiVectorEncoder
+from tokenizers_offline import folder_of, modules_of, write
+from transformers import AutoTokenizer
 
 import ftbert
 from ftbert.converters import convert
@@ -180,6 +183,123 @@ def test_live_code_is_compared(load: Any) -> None:
     config.use_bidirectional_attention = True  # what such code says of itself
     load(Both(config).eval())
     load(Qwen3Model(config).eval())  # transformers' own does not read it
+
+
+# ---- XLM-RoBERTa by flash-attention's names ---------------------------------------------------------------------------
+
+FLASH_NAMES = {
+    "embeddings.LayerNorm": "emb_ln", "attention.output.LayerNorm": "norm1", "output.LayerNorm": "norm2",
+    "attention.output.dense": "mixer.out_proj", "intermediate.dense": "mlp.fc1", "output.dense": "mlp.fc2",
+    "self_attn.o_proj": "mixer.out_proj", "post_attention_layernorm": "norm1", "post_mlp_layernorm": "norm2",
+    "attention.self.query": "mixer.Wqkv", "self_attn.q_proj": "mixer.Wqkv", "encoder.layer.": "layers.",
+    "layers.": "encoder.layers.",
+}  # fmt: skip
+
+
+def in_flash_names(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A state of transformers' XLM-RoBERTa or Jina v3 under the names of jinaai's code."""
+    made = {}
+    for name, tensor in state.items():
+        if any(f"{part}." in name for part in ("key", "value", "k_proj", "v_proj")):
+            continue
+        for query, others in (("self.query", ("self.key", "self.value")), ("q_proj", ("k_proj", "v_proj"))):
+            if query in name:
+                tensor = torch.cat([tensor, *(state[name.replace(query, other)] for other in others)])
+        for new, old in FLASH_NAMES.items():
+            name = name.replace(new, old)
+        made[name] = tensor.contiguous()
+    return made
+
+
+def test_jina_reranker_2(tmp_path: Path) -> None:
+    """As jinaai/jina-reranker-v2-base-multilingual is published: its config says no model_type."""
+    folder = folder_of(tmp_path / "plain", "xlm-roberta", config={"type_vocab_size": 1, "layer_norm_eps": 1e-5})
+    published = tmp_path / "published"
+    shutil.copytree(folder, published)
+    state = in_flash_names(load_file(folder / "model.safetensors"))
+    assert {"roberta.emb_ln.weight", "roberta.encoder.layers.1.mixer.Wqkv.bias", "classifier.out_proj.weight"} <= state.keys()
+    save_file(state, published / "model.safetensors", metadata={"format": "pt"})
+    names = ("AutoModel", "XLMRobertaModel"), ("AutoModelForSequenceClassification", "XLMRobertaForSequenceClassification")
+    code = {auto: f"modeling_xlm_roberta.{name}" for auto, name in names}
+    said = {"auto_map": {"AutoConfig": "configuration_xlm_roberta.XLMRobertaFlashConfig", **code}, "num_labels": 1}
+    edit(published, position_embedding_type="absolute", use_flash_attn=True, emb_pooler=None, **said)
+    config = json.loads((published / "config.json").read_text())
+    (published / "config.json").write_text(json.dumps({key: config[key] for key in config if key != "model_type"}))
+    (published / "tokenizer_config.json").write_text('{"tokenizer_class": "XLMRobertaTokenizer", "model_max_length": 64}')
+
+    theirs = CrossEncoder(str(folder), device="cpu", local_files_only=True)
+    model = ftbert.load(published)
+    batch = make_batch(theirs[0].auto_model, "encoder", "right")
+    with torch.no_grad():
+        want = theirs[0].auto_model(**batch).logits
+    texts = [*TEXTS, "hello " * 90]
+    for one in (model, ftbert.load(convert(published, tmp_path / "copy"))):
+        assert_close(one(**batch).logits, want, atol=3e-5)
+        ranked, expected = one.rerank("hello world", texts), theirs.rank("hello world", texts)
+        assert [(row["corpus_id"], pytest.approx(row["score"], abs=2e-5)) for row in expected] == [
+            (row["corpus_id"], row["score"]) for row in ranked
+        ]
+        alone = [one.predict(("hello world", text)) for text in texts]
+        assert np.abs(one.predict([("hello world", text) for text in texts]) - alone).max() < 1e-6
+    assert_close(model.reference()(**batch).logits, want, atol=1e-6)
+    state["roberta.encoder.layers.0.mixer.norm_q.weight"] = torch.ones(4)
+    save_file(state, published / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"extra roberta\.encoder\.layers\.0\.mixer\.norm_q\.weight"):
+        ftbert.load(published)
+    with pytest.raises(ValueError, match=r"auto_map names modeling_xlm_roberta\.XLMRobertaModel, .* has no row for"):
+        ftbert.load(edit(published, model_type="xlm-roberta", position_embedding_type="alibi"))
+
+
+@pytest.mark.parametrize("attend", [True, False])
+def test_jina_colbert_2(attend: bool, tmp_path: Path) -> None:
+    """As jinaai/jina-colbert-v2 is published, against sentence-transformers on the same weights in transformers' class."""
+    plain, published = tmp_path / "plain", tmp_path / "published"
+    write(plain, "xlm-roberta", model_max_length=64, tokenizer_class="XLMRobertaTokenizer")
+    tokenizer = AutoTokenizer.from_pretrained(str(plain), local_files_only=True)
+    markers = ["[QueryMarker]", "[DocumentMarker]"]
+    tokenizer.add_tokens(markers)
+    tokenizer.save_pretrained(plain)
+    inner = make_model("jina_embeddings_v3", "encoder", 0, vocab_size=400, max_position_embeddings=66, pad_token_id=tokenizer.pad_token_id)
+    width, hidden = 24, inner.config.hidden_size
+    linear = {"linear.weight": torch.randn(width, hidden, generator=torch.Generator().manual_seed(4)) / 8}
+    metadata = {
+        "dim": width, "query_maxlen": 9, "doc_maxlen": 30, "attend_to_mask_tokens": attend, "mask_punctuation": True,
+        "query_token_id": markers[0], "doc_token_id": markers[1], "similarity": "cosine",
+    }  # fmt: skip
+    inner.save_pretrained(plain)
+    (plain / "artifact.metadata").write_text(json.dumps(metadata))
+    shutil.copytree(plain, published)
+    save_file(load_file(plain / "model.safetensors") | linear, plain / "model.safetensors", metadata={"format": "pt"})
+    edit(plain, architectures=["HF_ColBERT"])
+    state = {f"roberta.{name}": tensor for name, tensor in in_flash_names(inner.state_dict()).items()}
+    assert {"roberta.emb_ln.weight", "roberta.encoder.layers.1.mixer.Wqkv.bias"} <= state.keys()
+    pooler = {f"roberta.pooler.dense.{name}": torch.zeros(shape) for name, shape in (("weight", (hidden, hidden)), ("bias", hidden))}
+    save_file({**pooler, **state, **linear}, published / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((published / "config.json").read_text())
+    theta = config.pop("rope_parameters")["rope_theta"]
+    (published / "config.json").write_text(json.dumps(config))
+    code = "jinaai/xlm-roberta-flash-implementation--modeling_xlm_roberta."
+    names = ("AutoModel", "XLMRobertaModel"), ("AutoModelForPreTraining", "XLMRobertaForPreTraining")
+    edit(
+        published, model_type="xlm-roberta", architectures=["HF_ColBERT"], position_embedding_type="rotary",
+        rotary_emb_base=theta, lora_adaptations=None, auto_map={auto: code + name for auto, name in names},
+    )  # fmt: skip
+
+    theirs = MultiVectorEncoder(str(plain), device="cpu", local_files_only=True)
+    texts = [*TEXTS, "hello, world. the end!", "naive cafe " * 30]
+    for one in (ftbert.load(published), ftbert.load(convert(published, tmp_path / "copy"))):
+        for task in ("query", "document"):
+            want, found = getattr(theirs, f"encode_{task}")(texts), one.encode_multi_vector(texts, task=task)
+            for text, mine, other in zip(texts, found, want, strict=True):
+                assert mine.shape == tuple(other.shape)
+                assert np.abs(mine - np.asarray(other)).max() < 3e-5
+                assert np.abs(mine - one.encode_multi_vector(text, task=task)).max() < 3e-6
+        scores = theirs.similarity(theirs.encode_query(["hello"]), theirs.encode_document(texts))[0]
+        ranked = one.rerank("hello", texts)
+        assert [row["corpus_id"] for row in ranked] == scores.argsort(descending=True, stable=True).tolist()
+        assert np.allclose([row["score"] for row in ranked], scores.sort(descending=True).values, atol=1e-4)
+    with pytest.raises(ValueError, match="position_embedding_type 'absolute' is not supported of jinaai"):
+        ftbert.load(edit(published, position_embedding_type="absolute"))
 
 
 # ---- BERT with ALiBi ------------------------------------------------------------------------------------------------
