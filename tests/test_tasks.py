@@ -248,6 +248,10 @@ def test_a_server_takes_tasks(jina: Jina3) -> None:
             ({"input_type": "query"}, "retrieval.query"), ({"task": "document"}, "retrieval.passage"),
         ):
             assert_same(vectors(**asked), model.encode(TEXTS, task=task))
+            if "input_type" not in asked:
+                assert_same(np.float32(server.post("/embed", {"inputs": TEXTS, **asked})), model.encode(TEXTS, task=task))
+        wrong = server.call("POST", "/embed", {"inputs": "a", "task": "search"})
+        assert wrong.status == 422 and "`task` must be one of 'query', " in str(wrong.json())
         wrong = server.call("POST", "/v1/embeddings", {"input": "a", "task": "search"})
         assert wrong.status == 422 and "'text-matching'" in str(wrong.json())
         wrong = server.call("POST", "/v1/embeddings", {"input": "a", "task": "separation", "input_type": "query"})

@@ -22,7 +22,7 @@ from ftbert.server.inputs import (
     listed,
     reading,
 )
-from ftbert.server.instructions import Instruction, instructed_prompt, instruction_of
+from ftbert.server.instructions import Instruction, instruction_of
 from ftbert.server.job import Kind
 from ftbert.server.json_bodies import json_list, json_matrix, to_json
 from ftbert.server.purposes import cut_as, for_purposes
@@ -51,10 +51,7 @@ def _input(body: OpenAIEmbed | Pooling, settings: Settings) -> Listed:
 async def embed(asked: Asked[Embed]) -> Made:
     body, model = asked.body, asked.model
     kept = check_dimensions(body.dimensions, model)
-    how, instruction = reading(body, model), _instruction(asked)
-    if instruction is not None:
-        named = None if body.prompt_name is None else how.prompt
-        how = how._replace(prompt=instructed_prompt(model.about, instruction, named))
+    how = for_purposes(reading(body, model), model, {"task": body.task}, body.prompt_name, _instruction(asked))
     done = await vectors(asked, how)
     return done, await json_matrix(finished(done.rows, kept, body.normalize))
 

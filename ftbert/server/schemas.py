@@ -22,11 +22,13 @@ class Cut(msgspec.Struct):
 
 
 class Embed(Cut, kw_only=True):
-    """instruct, instruction: what is searched for, in the place of a prompt for it; see instructions."""
+    """task: see purposes. instruct, instruction: what is searched for, in the place of a prompt for it; see
+    instructions."""
 
     inputs: Inputs
     normalize: bool = True
     dimensions: int | None = None
+    task: str | None = None
     instruct: str | None = None
     instruction: str | None = None
 
