@@ -329,3 +329,14 @@ def test_sigterm_loses_no_accepted_request(server: Served, vectors: np.ndarray) 
     """The last test of this file: it ends the server that the others use."""
     server.wait_ready(60)
     sigterm(server, vectors)
+
+
+def test_what_packages_say_is_json_too() -> None:
+    """As the exporter of traces, without its collector, and Python's warnings."""
+    code = (
+        "import logging, warnings; from ftbert.server.logs import LOG, set_up; set_up(True); LOG.info('one'); "
+        "logging.getLogger('opentelemetry.sdk').warning('two'); warnings.warn('three')"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    lines = [json.loads(line) for line in found.stderr.splitlines()]
+    assert [line["level"] for line in lines] == ["info", "warning", "warning"] and "three" in lines[2]["message"]

@@ -37,6 +37,9 @@ def set_up(as_json: bool) -> None:
     LOG.handlers[:] = [handler]
     LOG.setLevel(logging.INFO)
     LOG.propagate = False
+    # What packages say, as the exporter of traces without its collector, and Python's warnings: lines of the same form.
+    logging.basicConfig(handlers=[handler])
+    logging.captureWarnings(True)
 
 
 def say_where(address: tuple[str, int], has_key: bool) -> None:
