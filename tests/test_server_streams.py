@@ -130,7 +130,7 @@ def test_a_client_may_go_at_any_byte(folder: Path) -> None:
 def test_who_sends_no_more_still_reads(folder: Path) -> None:
     """And no 100 Continue stands between the pieces; one that is gone is noticed."""
     with steps_of(folder) as (server, steps):
-        steps.pause = 0.02
+        steps.pause = 0.005
         with connected(server, {"prompt": "a", "max_tokens": 12, "stream": True}) as client:
             read(client, b"\n\n\r\n")
             client.shutdown(socket.SHUT_WR)
@@ -308,3 +308,12 @@ def test_a_stream_outlives_its_unloaded_model(folder: Path, monkeypatch: pytest.
         found = client.recv(100)
         monkeypatch.setattr(models[0], "_encoder", None)  # as behind /models/unload
         assert b"event: error" not in found + read(client, LAST)
+
+
+def test_texts_of_a_request_wait_for_each_other(folder: Path) -> None:
+    """All wait longer than a first token may, and are more than may wait of other requests."""
+    with steps_of(folder, slots=1, request_timeout=0.2) as (server, steps):
+        steps.pause = 0.005
+        body = {"prompt": "a", "max_tokens": 2, "n": 70}
+        for _ in range(2):  # what a text takes is known then
+            assert {one["text"] for one in server.post("/v1/completions", body)["choices"]} == {"aa"}

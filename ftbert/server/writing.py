@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -122,7 +123,8 @@ class Texts:
             if most is not None and most > facts.positions:
                 writing = msgspec.structs.replace(writing, max_new_tokens=facts.positions)
             given, offsets = np.array(ids, dtype=np.int32), np.array([0, len(ids)], dtype=np.int64)
-            job = Job(next_id(), Kind.WRITTEN, given, offsets, model.deadline(request), writing=writing)
+            due = inf if place else model.deadline(request)  # of the first token: its others wait for each other
+            job = Job(next_id(), Kind.WRITTEN, given, offsets, due, writing=writing)
             try:
                 stream = link.write(job, self._changed.set)
             except Failed as failed:
