@@ -353,9 +353,6 @@ class HttpProtocol(asyncio.Protocol):
         if self._last and not self._closing:
             self._finish()
 
-    def _gone(self, request: Request) -> bool:
-        return request.disconnected or self._transport.is_closing()
-
     def _is_last(self, request: Request) -> bool:
         """No answer follows this one on the connection, and it says so."""
         ending = self._shared.draining or self._half_closed
@@ -363,7 +360,7 @@ class HttpProtocol(asyncio.Protocol):
 
     def _respond(self, request: Request, response: Response) -> None:
         self._release(request)
-        if self._gone(request):
+        if request.disconnected or self._transport.is_closing():
             request.end()
             self._running = None
             return
