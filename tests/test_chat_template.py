@@ -80,6 +80,7 @@ def test_one_that_loops_ends(source: str) -> None:
         ("{{ messages.append(1) }}", "'append' of 'list' object is unsafe"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
         ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        ("{{ 'x' * 10 ** 15 }}", "MemoryError"),
     ],
 )
 def test_what_it_does_not_take_is_said(source: str, words: str) -> None:

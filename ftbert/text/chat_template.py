@@ -13,7 +13,7 @@ from typing import Any
 # Stands behind the message that the answer continues, and goes with all that the template writes behind it.
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 # What a template's own mistakes raise, and the sandbox.
-_REFUSED = (TypeError, ValueError, ArithmeticError, LookupError, RecursionError, TimeoutError)
+_REFUSED = (TypeError, ValueError, ArithmeticError, LookupError, RecursionError, TimeoutError, MemoryError)
 
 
 class ChatTemplate:
