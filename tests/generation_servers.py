@@ -52,6 +52,7 @@ def streamed(server: Served, path: str, body: dict[str, Any], done: bool = True)
     reply = server.call("POST", path, {**body, "stream": True})
     assert reply.status == 200, reply.body
     assert reply.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert (reply.headers["cache-control"], reply.headers["x-accel-buffering"]) == ("no-cache", "no")
     return events(reply.body, done)
 
 

@@ -63,8 +63,9 @@ class Response:
         return pieces
 
     def stream_head(self, close: bool, chunked: bool) -> bytes:
-        """What stands before a stream's pieces. chunked: False to HTTP/1.0, where the connection's end is theirs."""
-        framing = [f"content-type: {self.content_type}\r\n", "cache-control: no-cache\r\n"]
+        """What stands before a stream's pieces. chunked: False to HTTP/1.0, where the connection's end is theirs. nginx
+        gathers pieces unless it is told not to."""
+        framing = [f"content-type: {self.content_type}\r\n", "cache-control: no-cache\r\nx-accel-buffering: no\r\n"]
         return self._head(framing + ["transfer-encoding: chunked\r\n"] * chunked, close)
 
     def _head(self, framing: list[str], close: bool) -> bytes:
