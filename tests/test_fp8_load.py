@@ -86,7 +86,7 @@ def built(monkeypatch: pytest.MonkeyPatch, gpu: Any) -> Iterator[list[Any]]:
     monkeypatch.setattr(building, "_encoder", lambda stored, places, element, *_: (stored, element))
     monkeypatch.setattr(building, "load_head", lambda *_: None)
     monkeypatch.setattr(building, "Built", put_together)
-    monkeypatch.setattr(models, "Model", SimpleNamespace)
+    monkeypatch.setattr(models, "Model", lambda *_: SimpleNamespace(take_settings=lambda *_, **__: None))
     def on_the_cpu(source: Path, target: Path, *, dtype: torch.dtype, device: str, force: bool) -> Any:
         return quantize(source, target, dtype=dtype, force=force)
 

@@ -14,7 +14,7 @@ from own_kernels import VARIANTS, WORDS, have_warpgroups, supports
 
 from ftbert._library import load_library
 from ftbert.checkpoint import activations
-from ftbert.text.settings import POOLINGS
+from ftbert.text.pooling_settings import POOLINGS
 from ftbert.tuning import WITH_LAYERNORM, WITH_NORM, WITH_PRENORM, Product
 
 load_library()
