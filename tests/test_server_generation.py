@@ -186,7 +186,7 @@ WRONG: list[tuple[str, dict[str, Any], int, str]] = [
     ("/v1/chat/completions", {"messages": CHAT, "response_format": {"type": "json_object"}}, 422, "`response_format`"),
     ("/v1/chat/completions", {"messages": CHAT, "chat_template": "{{ 1 }}"}, 422, "`chat_template`"),
     ("/v1/chat/completions", {"messages": CHAT, "top_logprobs": 3}, 422, "`top_logprobs`"),
-    ("/v1/chat/completions", {"messages": CHAT, "logprobs": True, "top_logprobs": 21}, 422, "top_logprobs must be"),
+    ("/v1/chat/completions", {"messages": CHAT, "logprobs": True, "top_logprobs": 21}, 422, "`top_logprobs` must be"),
     ("/v1/chat/completions", {"messages": CHAT, "max_completion_tokens": -1}, 422, "`max_completion_tokens`"),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 422, "image_url"),
     ("/v1/chat/completions", {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, 422, "tool_calls"),

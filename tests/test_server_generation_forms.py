@@ -66,6 +66,8 @@ def test_completion_stops_and_scores(both: Both) -> None:
     assert both.server.post("/completion", {**body, "prompt": ids})["content"] == whole["content"]
     assert both.server.post("/completion", {**body, "n_predict": -1, "stop": []})["tokens_predicted"] == 160 - len(ids)
     assert both.server.post("/completion", {**body, "n_predict": -1, "stop": [], "logit_bias": [], "ignore_eos": True})["tokens_predicted"] == 160 - len(ids)
+    endless = both.server.post("/completion", {**body, "n_predict": 1 << 64, "stop": []})  # more than a number of JSON is
+    assert (endless["tokens_predicted"], endless["generation_settings"]["n_predict"]) == (160 - len(ids), 160)
 
 
 def test_props(both: Both) -> None:
@@ -121,7 +123,8 @@ def test_what_clients_ask_first(both: Both) -> None:
         ("/completion", {"prompt": "a", "grammar": "root ::= x"}, "`grammar`"),
         ("/completion", {"prompt": "a", "json_schema": {"type": "object"}}, "`json_schema`"),
         ("/completion", {"prompt": "a", "n_predict": -3}, "`n_predict`"),
-        ("/completion", {"prompt": "a", "n_probs": 21}, "n_probs must be"),
+        ("/completion", {"prompt": "a", "n_probs": 21}, "`n_probs` must be"),
+        ("/completion", {"prompt": "a", "n_probs": 1 << 31}, "`n_probs` must be"),
         ("/completion", {"prompt": "a", "repeat_penalty": 0}, "repeat_penalty must be"),
         ("/api/generate", {"model": "tiny", "prompt": "a", "options": {"repeat_penalty": -1}}, "repeat_penalty must be"),
         ("/completion", {"prompt": [1, 9999]}, "`prompt`"),

@@ -74,13 +74,14 @@ def _scored(texts: Texts, token: WrittenToken) -> dict[str, Any]:
 
 
 def _last(model: ServedModel, texts: Texts, piece: Piece, body: LlamaCompletion) -> dict[str, Any]:
-    cached = texts.usage["prompt_tokens_details"]["cached_tokens"]
+    cached, most = texts.usage["prompt_tokens_details"]["cached_tokens"], generation_of(model).positions
     return {
         "stop": True, "stop_type": _TYPES[piece.end], "stopping_word": piece.word, "model": model.name,
         "tokens_predicted": texts.tokens, "tokens_evaluated": texts.prompt_tokens, "tokens_cached": cached,
         "truncated": False, "has_new_line": "\n" in piece.text, "timings": _timings(texts, cached),
-        "generation_settings": {"n_predict": body.n_predict, "temperature": body.temperature, "top_k": body.top_k,
-                                "top_p": body.top_p, "min_p": body.min_p, "seed": body.seed, "stop": body.stop},
+        "generation_settings": {"n_predict": min(body.n_predict, most), "temperature": body.temperature,
+                                "top_k": body.top_k, "top_p": body.top_p, "min_p": body.min_p, "seed": body.seed,
+                                "stop": body.stop},
     }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 
-from ftbert.decoding import TextStream
+from ftbert.decoding import MOST_LOGPROBS, TextStream
 from ftbert.server.app import App
 from ftbert.server.description import GenerationFacts
 from ftbert.server.errors import ApiError, of_failure, too_many, validation
@@ -267,6 +267,9 @@ def _check(asked: Asked) -> None:
         if value is not None and abs(value) >= _MOST_NUMBER:
             shown = asked.names.get(field_name, field_name)
             raise validation(f"`{shown}` must be less than 2^62; got {str(value)[:20]}", param=shown)
+    logprobs, shown = asked.writing.logprobs, asked.names.get("logprobs", "logprobs")
+    if logprobs is not None and not 0 <= logprobs <= MOST_LOGPROBS:  # before memory is counted by it
+        raise validation(f"`{shown}` must be from 0 to {MOST_LOGPROBS}; got {logprobs}", param=shown)
     if any(abs(one) >= _MOST_NUMBER for one in asked.writing.logit_bias or ()):
         raise validation("`logit_bias`: a token id is outside the model's vocabulary", param="logit_bias")
     if len(asked.stop or ()) > MOST_STOPS or any(len(one) > LONGEST_STOP for one in asked.stop or ()):
