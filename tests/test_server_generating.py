@@ -19,6 +19,7 @@ from small_tokenizers import tokenizer
 import ftbert
 from ftbert.server import Settings, generating, writing
 from ftbert.server.metrics import Row
+from ftbert.server.settings import from_environment
 
 
 def writing_of(folder: Path, **settings: Any) -> Any:
@@ -38,6 +39,8 @@ def test_slots_and_positions(tmp_path: Path) -> None:
         assert (facts.slots, facts.positions, facts.bounded, facts.stop) == (slots, positions, False, [])
         assert facts.template and facts.names["bos_token"] == "<s>" and facts.special[2] == "</s>"
     assert writing_of(folder, generation_slots=0) is None
+    with pytest.raises(ValueError, match="generation-slots: expected a number from 0 to 1024; got '2000000'"):
+        from_environment({"GENERATION_SLOTS": "2000000"})
     with pytest.raises(ValueError, match="max-model-len: m reads at most 6000 tokens; got 6001"):
         writing_of(folder, max_model_len=6001)
 

@@ -51,8 +51,9 @@ class Settings:
     max_batch_requests: int | None = _flag(None, "most texts computed at once")
     batch_tokens: int | None = _flag(None, "tokens computed at once (default: timed at the start)")
     generation_slots: int = _flag(
-        4, "texts that an engine of a language model writes at the same time; 0: none", least=0, also=("max-num-seqs",)
-    )
+        4, "texts that an engine of a language model writes at the same time; 0: none", least=0, most=1024,
+        also=("max-num-seqs",),
+    )  # fmt: skip
     max_model_len: int | None = _flag(
         None, "most tokens of a text that is written, prompt included (default: the model's, at most 4096)"
     )
