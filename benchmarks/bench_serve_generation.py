@@ -28,6 +28,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +36,15 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import torch  # noqa: E402
+from decode_report import FTBERT, SERVER, written_lines  # noqa: E402
 from machine import log, provenance, results_file, write  # noqa: E402
-from result_pages import markdown  # noqa: E402
 
 import ftbert  # noqa: E402
+from ftbert._library import build_info  # noqa: E402
 from ftbert.decoding import generation_of  # noqa: E402
 from ftbert.decoding.requests import Request  # noqa: E402
 
-FTBERT, LLAMA_CPP, LIBRARY = "ftbert", "llama.cpp", "ftbert, library"
+LIBRARY = "the library alone"
 START_SECONDS = 300
 ANSWER_SECONDS = 600
 # llama.cpp of the package in a process of its own. Its threads are as many as ftbert's.
@@ -128,6 +130,16 @@ def start_llama_cpp(options: argparse.Namespace) -> Server:
     raise RuntimeError("llama.cpp's server did not start")
 
 
+def llama_cpp_facts(program: Path | None) -> str:
+    """Its build."""
+    if program is not None:
+        said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
+        return (said.stdout + said.stderr).strip()
+    import xllamacpp
+
+    return f"xllamacpp {metadata.version('xllamacpp')}: {xllamacpp.get_system_info().strip(' |')}"
+
+
 async def _ask(server: Server, body: dict[str, Any]) -> Stream:
     host, _, port = server.address.removeprefix("http://").partition(":")
     reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 24)
@@ -205,8 +217,11 @@ def main() -> int:
         torch.set_num_threads(options.threads)
     out = options.out or results_file(f"serve-generation-{torch.device(options.device).type}", whole=True)
     document: dict[str, Any] = {
-        "provenance": provenance(torch.device(options.device), "q8_0", model=options.gguf.name, prompt=options.prompt,
-                                 tokens=options.tokens, rounds=options.rounds),
+        "provenance": provenance(
+            torch.device(options.device), "q8_0", model=options.gguf.name, prompt=options.prompt, first=options.first,
+            tokens=options.tokens, rounds=options.rounds, ftbert_isa=build_info()["cpu_isa"],
+            llama_cpp=llama_cpp_facts(options.llama_server),
+        ),
         "rows": [],
     }  # fmt: skip
     model = ftbert.load(options.gguf, device=options.device)
@@ -214,7 +229,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         servers = {FTBERT: start_ftbert(options, Path(folder, "log"))}
         try:
-            servers[LLAMA_CPP] = start_llama_cpp(options)
+            servers[SERVER] = start_llama_cpp(options)
             for streams in options.streams:
                 rounds: dict[str, list[dict[str, float]]] = {name: [] for name in servers}
                 for turn in range(options.rounds + 1):  # the first is not counted
@@ -238,21 +253,9 @@ def main() -> int:
         finally:
             for server in servers.values():
                 server.stop()
-    print(table(document))
+    print("\n".join(written_lines(document)))
     log(f"wrote {out}")
     return 0
-
-
-def table(document: dict[str, Any]) -> str:
-    head = ["streams", "ftbert tokens/s", "llama.cpp tokens/s", "times", "gap p99 ms", "llama.cpp's"]
-    rows = []
-    for row in document["rows"]:
-        ours, theirs = row[FTBERT], row[LLAMA_CPP]
-        ratio = ours["tokens_per_s"] / theirs["tokens_per_s"]
-        speeds, gaps = ([f"{one[name]:,.0f}" for one in (ours, theirs)] for name in ("tokens_per_s", "gap_p99_ms"))
-        rows.append([str(row["streams"]), *speeds, f"{ratio:.2f}", *gaps])
-    first = ", ".join(f"{name} {value:.1f} ms" for name, value in document["first_ms"].items())
-    return f"{markdown((head, rows))}\n\nfirst token: {first}"
 
 
 if __name__ == "__main__":

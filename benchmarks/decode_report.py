@@ -1,4 +1,5 @@
-"""What a result of bench_decode.py says: its table, which gates are met, what is a failure. Needs no torch."""
+"""What results of bench_decode.py and bench_serve_generation.py say: tables, which gates are met, what is a failure.
+Needs no torch."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from result_pages import markdown
 
 LLAMA_CPP, OURS = "llama.cpp q8_0", "ftbert "
 Q8_0 = f"{OURS}q8_0"
+FTBERT, SERVER = "ftbert serve", "llama.cpp's server"
 Document = dict[str, Any]
 
 
@@ -90,3 +92,16 @@ def _ratio(peers: dict[str, Any], where: str) -> Iterator[tuple[str, float]]:
 
 def of_page(document: dict[str, Any]) -> list[str]:
     return [*lines_of(document), "", *(f"- {line}" for line in gates(document))]
+
+
+def written_lines(document: Document) -> Iterator[str]:
+    """Of bench_serve_generation: tokens/s of all streams, and the longest of a hundred waits for a token."""
+    rows = []
+    for row in document["rows"]:
+        ours, theirs = row[FTBERT], row[SERVER]
+        speeds, gaps = ([f"{one[name]:,.0f}" for one in (ours, theirs)] for name in ("tokens_per_s", "gap_p99_ms"))
+        rows.append([str(row["streams"]), *speeds, f"{ours['tokens_per_s'] / theirs['tokens_per_s']:.2f}x", *gaps])
+    head = [f"{name}, {what}" for what in ("tokens/s", "p99 ms a token") for name in (FTBERT, SERVER)]
+    yield markdown((["streams", *head[:2], "times as fast", *head[2:]], rows))
+    first = ", ".join(f"{name} {value:,.0f} ms" for name, value in document["first_ms"].items())
+    yield f"\nFirst token behind {document['provenance']['first']} tokens: {first}."

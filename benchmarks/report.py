@@ -133,6 +133,7 @@ OF_ONE_FILE: dict[str, Callable[[dict[str, Any]], str]] = {
         _paragraph(norm_training_report.lines_of(result)) for result in document["results"]
     ),
     "decode": lambda document: _paragraph(decode_report.of_page(document)),
+    "written": lambda document: _paragraph(decode_report.written_lines(document)),
     "ranks": lambda document: _paragraph(tensor_parallel_report.of_page(document)),
     "replicas": lambda document: _paragraph(replicas_report.lines_of(document)),
 }
