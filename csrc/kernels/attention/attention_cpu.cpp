@@ -2,7 +2,8 @@
 //
 // One work item is up to 128 queries of one head of one sequence. The keys that one of them sees are transposed and
 // their values copied into the thread's scratch (in a product's rows they lie far apart and share cache sets), then a
-// few queries at a time go through scores, softmax and the weighted sum with all accumulators in registers. Where qkv
+// few queries at a time go through scores, softmax and the weighted sum with all accumulators in registers. One or two
+// queries in float read keys and values where they lie: to move those takes longer. Where qkv
 // is bf16, both products multiply bf16; 32 queries at a time where the CPU gives us tiles and head_size fills them
 // (amx.h). Products with positions are made for the distances that occur: of a few queries with the rows of the table
 // that their keys read, and of a few keys with those that the item's queries read, which come first.
@@ -17,6 +18,7 @@
 #include "device/amx.h"
 #include "device/parallel_cpu.h"
 #include "kernels/attention/attention_formats_cpu.h"
+#include "kernels/attention/attention_in_place_cpu.h"
 #include "kernels/attention/position_rows_cpu.h"
 #include "kernels/attention/relative_bias_row.h"
 #include "kernels/attention/softmax_row.h"
@@ -26,6 +28,7 @@ namespace ftbert::FTBERT_ISA {
 namespace {
 
 constexpr int64_t kQueriesPerItem = 128;
+constexpr int64_t kInPlace = 2;  // queries of an item, at most, for which keys and values stay where they lie
 constexpr int kTall = simd::kLanes == 8 ? 6 : 8;  // queries whose sums registers hold: AVX2 has 16, the others 32
 #ifdef FTBERT_AMX
 constexpr int64_t kQueriesAtOnce = 2 * amx::kSide;
@@ -283,6 +286,14 @@ void attend_all(const Heads& heads, const QueriesKeysValues& from, const Sequenc
         return table ? table + h * head_size * positions.stride : nullptr;
       };
       of_positions.keys = head_of(positions.keys), of_positions.queries = head_of(positions.queries);
+      if constexpr (std::is_same_v<Format, FloatFormat>) {
+        if (end - begin <= kInPlace && !positions.set()) {
+          for (int64_t i = begin; i < end; ++i)
+            attend_in_place(q + i * q_stride, k, from.k.stride, v, from.v.stride, s.queries, s.scores, of_item,
+                            i + ahead - first_key, length, head_size, heads.scale, o + i * width);
+          continue;
+        }
+      }
       Format::gather_keys(k, from.k.stride, length, head_size, round_up(length, kColumns), s.keys);
       Format::gather_values(v, from.v.stride, length, head_size, round_up(head_size, kColumns), s.values);
       if constexpr (std::is_same_v<Format, FloatFormat>) {

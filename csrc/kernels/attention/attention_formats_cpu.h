@@ -83,6 +83,22 @@ inline void transpose_8x8(__m256 (&rows)[8]) {
 }
 #endif
 
+// Lane i: the sum of what rows[i] has in all lanes. `rows` are spent.
+inline simd::Vector add_across(simd::Vector (&rows)[simd::kLanes]) {
+  simd::Vector sum = {};
+#if defined(__AVX512F__)
+  transpose_16x16(reinterpret_cast<__m512i(&)[16]>(rows));
+  for (const simd::Vector& row : rows) sum += row;
+#elif defined(__AVX2__)
+  transpose_8x8(reinterpret_cast<__m256(&)[8]>(rows));
+  for (const simd::Vector& row : rows) sum += row;
+#else
+  for (int i = 0; i < simd::kLanes; ++i)
+    for (int j = 0; j < simd::kLanes; ++j) sum[i] += rows[i][j];
+#endif
+  return sum;
+}
+
 // A format of the two products' operands: what they are summed over, `Format::depth(n)` Operands for n elements; how
 // one of the left times simd::kLanes of the right is added to as many sums; and how operands come about.
 struct FloatFormat {
