@@ -3,10 +3,10 @@
 // One work item is up to 128 queries of one head of one sequence. The keys that one of them sees are transposed and
 // their values copied into the thread's scratch (in a product's rows they lie far apart and share cache sets), then a
 // few queries at a time go through scores, softmax and the weighted sum with all accumulators in registers. One or two
-// queries in float read keys and values where they lie: to move those takes longer. Where qkv
-// is bf16, both products multiply bf16; 32 queries at a time where the CPU gives us tiles and head_size fills them
-// (amx.h). Products with positions are made for the distances that occur: of a few queries with the rows of the table
-// that their keys read, and of a few keys with those that the item's queries read, which come first.
+// queries in float read keys and values where they lie: to move those takes longer. Where qkv is bf16, both products
+// multiply bf16; 32 queries at a time where the CPU gives us tiles and head_size fills them (amx.h). Products with
+// positions are made for the distances that occur: of a few queries with the rows of the table that their keys read,
+// and of a few keys with those that the item's queries read, which come first.
 #include <omp.h>
 
 #include <algorithm>
