@@ -4,10 +4,11 @@
     python benchmarks/bench_serve_generation.py --gguf FILE --device cuda --llama-server FOLDER/llama-server
 
 Both servers read the same GGUF file (decode_models.py makes one in Q8_0) and get the same requests, llama.cpp's own
-/completion: prompts of random ids, each another, which no cache holds, greedy, the end of text ignored, streamed. In
-every round they take turns; a number is the median over rounds. tokens/s: of all streams of a round, from the first
-request to the last token, prompts included. first: until the first token of a prompt of --first tokens, alone, beside
-that of the library in this process. Without --llama-server llama.cpp comes from the package xllamacpp, for CPUs.
+/completion: prompts of random ids above 300, which are words, each another, which no cache holds, greedy, the end of
+text ignored, streamed. In every round they take turns; a number is the median over rounds. tokens/s: of all streams of
+a round, from the first request to the last token, prompts included. first: until the first token of a prompt of --first
+tokens, alone, beside that of the library in this process. Without --llama-server llama.cpp comes from the package
+xllamacpp, for CPUs.
 """
 
 from __future__ import annotations
@@ -164,7 +165,7 @@ def round_of(server: Server, streams: int, prompt: int, tokens: int, vocab: int,
     """So many requests at once. RuntimeError where one has not all its tokens."""
     drawn = random.Random(seed)
     bodies = [
-        {"prompt": [drawn.randrange(10, vocab) for _ in range(prompt)], "n_predict": tokens, "ignore_eos": True,
+        {"prompt": [drawn.randrange(300, vocab) for _ in range(prompt)], "n_predict": tokens, "ignore_eos": True,
          "temperature": 0, "cache_prompt": False, "stream": True}
         for _ in range(streams)
     ]  # fmt: skip
@@ -187,7 +188,7 @@ def round_of(server: Server, streams: int, prompt: int, tokens: int, vocab: int,
 def library_first(generation: Any, prompt: int, vocab: int, seed: int) -> float:
     """Milliseconds until the first token, without a server."""
     drawn = random.Random(seed)
-    ids = [drawn.randrange(10, vocab) for _ in range(prompt)]
+    ids = [drawn.randrange(300, vocab) for _ in range(prompt)]
     began = time.perf_counter()
     generation.add(Request(ids, 1))
     while not generation.step():

@@ -1,6 +1,7 @@
 """Models of bench_decode.py, all of them GGUF files in Q8_0: Llama's layers with random weights, or a real file's.
 
     python benchmarks/decode_models.py SmolLM2-135M-Instruct.Q4_1.gguf SmolLM2-135M-Instruct.Q8_0.gguf
+    python benchmarks/decode_models.py llama-2-7b llama-2-7b.gguf       random weights, and words for servers
 """
 
 from __future__ import annotations
@@ -73,9 +74,20 @@ SHAPES = {
 }
 
 
-def write_random(path: Path, shape: Shape, seed: int = 0) -> Path:
-    """Every matrix of a size is the same one: 7 GB take seconds, and no cache holds them. No vocabulary: a model of
-    token ids, whose texts have no end."""
+def made_up_words(count: int) -> dict[str, Any]:
+    """A vocabulary of Llama-2's kind as a file's metadata: three controls, the bytes, then words."""
+    bytes_ = [f"<0x{i:02X}>" for i in range(256)]
+    pieces = ["<unk>", "<s>", "</s>", *bytes_]
+    pieces += [f"\u2581w{i}" for i in range(len(pieces), count)]
+    kinds = np.array([2, 3, 3, *[6] * len(bytes_), *[1] * (count - 259)], np.int32)  # unknown, control, byte, normal
+    said = {"model": "llama", "tokens": pieces, "scores": -np.arange(count, dtype=np.float32), "token_type": kinds}
+    said |= {"unknown_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    return {f"tokenizer.ggml.{key}": value for key, value in said.items()}
+
+
+def write_random(path: Path, shape: Shape, seed: int = 0, words: bool = False) -> Path:
+    """Every matrix of a size is the same one: 7 GB take seconds, and no cache holds them. Without words a model of
+    token ids, whose texts have no end; with them (at least 259) one that servers take."""
     random, made = np.random.default_rng(seed), dict[tuple[int, int], NDArray[np.uint8]]()
 
     def blocks(n: int, k: int) -> NDArray[np.uint8]:
@@ -110,7 +122,8 @@ def write_random(path: Path, shape: Shape, seed: int = 0) -> Path:
         "attention.head_count_kv": shape.kv_heads, "attention.layer_norm_rms_epsilon": 1e-5,
         "rope.dimension_count": shape.head_size, "rope.freq_base": shape.theta, "vocab_size": shape.vocab,
     }  # fmt: skip
-    begin = {"general.architecture": "llama", "general.file_type": 7, "tokenizer.ggml.model": "no_vocab"}
+    begin = {"general.architecture": "llama", "general.file_type": 7}
+    begin |= made_up_words(shape.vocab) if words else {"tokenizer.ggml.model": "no_vocab"}
     return write_gguf(path, begin | {f"llama.{key}": value for key, value in said.items()}, tensors())
 
 
@@ -151,4 +164,7 @@ def transformers_model(path: Path, device: torch.device, dtype: torch.dtype) -> 
 
 
 if __name__ == "__main__":
-    requantise(Path(sys.argv[1]), Path(sys.argv[2]))
+    if sys.argv[1] in SHAPES:
+        write_random(Path(sys.argv[2]), SHAPES[sys.argv[1]], words=True)
+    else:
+        requantise(Path(sys.argv[1]), Path(sys.argv[2]))
