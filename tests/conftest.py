@@ -68,6 +68,13 @@ def have_gpu() -> bool:
     return build_info()["cuda"] == "yes"
 
 
+def skip_without_int8() -> None:
+    from ftbert._library import build_info
+
+    if build_info()["cpu_int8"] == "none":
+        pytest.skip("this CPU has no instructions for int8")
+
+
 @contextmanager
 def gpu_memory_left(size: int) -> Iterator[None]:
     """torch gives this process `size` more bytes of GPU memory at most. None is taken: other tests may run there."""

@@ -13,11 +13,10 @@ import torch
 from calls import SHAPES, check_sizes, layernorms, packed
 from compare import assert_close
 from conftest import make_bert
-from families import SIZES, WIDE, make_model, make_wide
+from families import LAYERED, SIZES, WIDE, make_model, make_wide
 from own_kernels import tile_kernel
 
 import ftbert
-from ftbert.converters.families import FAMILIES
 from ftbert.tuning import Product, Row, gemm_table
 
 pytestmark = pytest.mark.skipif(not tile_kernel(), reason="no GPU with a kernel that defers norms")
@@ -235,7 +234,7 @@ def test_rows_of_zeros_and_rows_that_are_no_numbers(load: Load, family: str, key
         assert torch.equal(got[:40], want[:40]) and torch.equal(got[65:], want[65:])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", LAYERED)
 def test_which_families_it_takes(family: str) -> None:
     """test_families.py compares them with transformers: the last size is one for this wherever that can be."""
     sizes = {"head_dim": 32} if family in ("qwen3", "gemma3_text") else {}

@@ -73,8 +73,8 @@ def test_a_set_that_was_not_built_is_named() -> None:
     """A build of one set, held to less than that."""
     if len(BUILT) == len(SETS):
         pytest.skip("this build has all sets")
-    if BUILT == ["avx2"]:
-        pytest.skip("this build has the least set alone")
+    if "avx2" in BUILT:
+        pytest.skip("this build has the least set")
     program = "from ftbert._library import build_info; build_info()"
     held = {**os.environ, "FTBERT_MAX_CPU_ISA": "avx2"}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=held)

@@ -11,7 +11,7 @@ import pytest
 import reference
 import torch
 from compare import assert_close, assert_no_worse
-from conftest import VOCAB_WORDS, Place
+from conftest import VOCAB_WORDS, Place, skip_without_int8
 from families import make_batch, make_model
 
 import ftbert
@@ -174,29 +174,35 @@ def test_positions_that_a_file_holds_and_nothing_reads(tmp_path: Path) -> None:
         assert_close(fast(**batch).logits, model(**batch).logits, atol=3e-5)
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "int8"])
 @pytest.mark.parametrize("family", ["deberta", "deberta-v2"])
-def test_in_bf16_and_in_8_bits_on_the_cpu(tmp_path: Path, family: str) -> None:
+def test_in_bf16_and_in_8_bits_on_the_cpu(tmp_path: Path, family: str, dtype: str) -> None:
     """Calibration sees a shared projection's tokens and its table; the table itself stays in float."""
     from transformers import BertTokenizerFast
 
+    if dtype == "int8":
+        skip_without_int8()
     (tmp_path / "vocab.txt").write_text("\n".join(VOCAB_WORDS) + "\n", encoding="utf-8")
     sizes = {"vocab_size": len(VOCAB_WORDS), "max_position_embeddings": 130}
     model = make_model(family, "encoder", 2, **sizes)
     model.save_pretrained(tmp_path / "theirs")
     BertTokenizerFast(str(tmp_path / "vocab.txt"), model_max_length=128).save_pretrained(tmp_path / "theirs")
-    texts = [" ".join(VOCAB_WORDS[i : i + 40]) for i in range(5, 45, 2)]
-    quantize(tmp_path / "theirs", tmp_path / "int8", texts, dtype="int8", any_loss=True)
     batch = make_batch(model, "encoder", "left")
     kept = batch["attention_mask"].bool()
     with torch.no_grad():
         want = model(**batch).last_hidden_state[kept]
-        theirs = make_model(family, "encoder", 2, **sizes).bfloat16()(**batch).last_hidden_state[kept]
-    for source, dtype in ((tmp_path / "int8", None), (tmp_path / "theirs", "bf16")):
-        fast = ftbert.load(source, **({"dtype": dtype} if dtype else {}))
-        got = fast(**batch).last_hidden_state[kept]
-        assert torch.nn.functional.cosine_similarity(got, want, dim=-1).min() > 0.998
-        assert fast.info()["attention_products"] == "fp32"
-    assert_no_worse(got, theirs, want)
+    if dtype == "int8":
+        texts = [" ".join(VOCAB_WORDS[i : i + 40]) for i in range(5, 45, 2)]
+        quantize(tmp_path / "theirs", tmp_path / "int8", texts, dtype="int8", any_loss=True)
+        fast = ftbert.load(tmp_path / "int8")
+    else:
+        fast = ftbert.load(tmp_path / "theirs", dtype=dtype)
+    got = fast(**batch).last_hidden_state[kept]
+    assert torch.nn.functional.cosine_similarity(got, want, dim=-1).min() > 0.998
+    assert fast.info()["attention_products"] == "fp32"
+    if dtype == "bf16":
+        with torch.no_grad():
+            assert_no_worse(got, model.bfloat16()(**batch).last_hidden_state[kept], want)
 
 
 @pytest.mark.parametrize("size", [1, 3, 5])

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from compare import assert_same
+from conftest import skip_without_int8
 from families import make_model
 from safetensors.torch import load_file, save_file
 from served import in_thread
@@ -195,8 +196,12 @@ def test_without_modules_and_converted(tmp_path: Path) -> None:
     assert_same(copy.encode(TEXTS, prompt_name="retrieval.query"), made.vectors(TEXTS, "retrieval.query"))
     with pytest.raises(ValueError, match="task must be 'query', 'document' or None; got 'separation'"):
         copy.encode(TEXTS, task="separation")
+
+
+def test_int8_of_a_task_is_made_of_a_converted_folder(jina: Jina3) -> None:
+    skip_without_int8()
     with pytest.raises(ValueError, match="of task 'separation'.*convert"):
-        ftbert.load(made.folder, dtype="int8", task="separation")
+        ftbert.load(jina.folder, dtype="int8", task="separation")
 
 
 def test_wrong_tasks(jina: Jina3, tmp_path: Path) -> None:
