@@ -12,6 +12,7 @@ from typing import Any
 import hypothesis
 import numpy as np
 import pytest
+import sentence_transformers
 import torch
 from compare import assert_same
 from hypothesis import strategies as st
@@ -306,6 +307,7 @@ def test_token_embeddings(tmp_path: Path, include_prompt: bool) -> None:
     assert all(isinstance(row, torch.Tensor) for row in rows)
 
 
+@pytest.mark.skipif(sentence_transformers.__version__.startswith("6.0."), reason="sentence-transformers 6.0 raises IndexError")
 @pytest.mark.parametrize("given", [
     {}, {"prompt_name": "query"}, {"truncate_dim": 13}, {"convert_to_tensor": True}, {"convert_to_numpy": False},
 ])  # fmt: skip
