@@ -8,7 +8,8 @@ Both servers read the same GGUF file (decode_models.py makes one in Q8_0) and ge
 text ignored, streamed. In every round they take turns; a number is the median over rounds. tokens/s: of all streams of
 a round, from the first request to the last token, prompts included. first: until the first token of a prompt of --first
 tokens, alone, beside that of the library in this process. Without --llama-server llama.cpp comes from the package
-xllamacpp, for CPUs.
+xllamacpp, for CPUs. llama.cpp's server keeps no prompt beside its slots here: to copy a slot's keys and values into the
+host's memory before another prompt takes it, its default, takes longer than that prompt.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ params = xllamacpp.CommonParams()
 params.model.path = path
 params.n_parallel, params.n_ctx = slots, slots * positions
 params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
-params.verbosity = -1
+params.verbosity, params.cache_ram_mib = -1, 0
 server = xllamacpp.Server(params)
 print(server.listening_address, flush=True)
 sys.stdin.read()
@@ -119,7 +120,8 @@ def start_llama_cpp(options: argparse.Namespace) -> Server:
         raise RuntimeError("llama.cpp's server did not start")
     port = 20_000 + os.getpid() % 10_000
     command = [str(options.llama_server), "-m", str(options.gguf), "--host", "127.0.0.1", "--port", str(port)]
-    command += ["-np", str(slots), "-c", str(slots * options.positions), "-t", str(threads), "-ngl", "999", "-fa", "on"]
+    command += ["-np", str(slots), "-c", str(slots * options.positions), "-t", str(threads)]
+    command += ["-ngl", "999", "-fa", "on", "--cache-ram", "0"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True)
     server, until = Server(process, f"http://127.0.0.1:{port}"), time.monotonic() + START_SECONDS
     while time.monotonic() < until and process.poll() is None:
