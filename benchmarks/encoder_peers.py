@@ -3,12 +3,13 @@ where Python looks for modules: wheels on PYTHONPATH do for a machine without a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from modern_peers import Angles, rotated
-from peers import Batch, Call, CompiledGraphs, Peer, RecordedPacked, mark_static
+from peers import Batch, Call, CompiledGraphs, Peer, RecordedPacked, WholeForward, mark_static
 from torch import Tensor
 
 TRAINED_MASKS = 0.15 * 0.8  # share of mask tokens that ESM's embeddings are scaled for
@@ -61,6 +62,7 @@ class PackedEsm(RecordedPacked):
 
     name = "packed PyTorch, CUDA graph"
     families: ClassVar[Sequence[str]] = ("esm",)
+    rotates_in_float: ClassVar[bool] = True
 
     def setup(self, reference: Any) -> None:
         super().setup(reference)
@@ -69,9 +71,15 @@ class PackedEsm(RecordedPacked):
         self.head_size = c.hidden_size // c.num_attention_heads
         self.layers = [self.of_layer(layer) for layer in self.model.encoder.layer]
         mark_static(self.layers)
-        self.embed = torch.compile(self.embeddings, dynamic=True)
-        self.run = torch.compile(self.layer, dynamic=True)
-        self.last = torch.compile(self.model.encoder.emb_layer_norm_after, dynamic=True)
+        if not self.compiles_each_point:
+            self.compile()
+
+    def make_parts(self, compiled: Callable[[Any], Any]) -> None:
+        self.embed, self.run = compiled(self.embeddings), compiled(self.layer)
+        self.last = compiled(self.model.encoder.emb_layer_norm_after)
+
+    def compile(self) -> None:
+        self.make_parts(partial(torch.compile, dynamic=True))
 
     def of_layer(self, layer: Any) -> list[Tensor]:
         at = layer.attention
@@ -114,7 +122,8 @@ class PackedEsm(RecordedPacked):
         positions = torch.cat([torch.arange(n, device=self.device) for n in batch.lengths])
         of_each = torch.tensor(batch.lengths, device=self.device)
         self.sequence = torch.arange(len(batch.lengths), device=self.device).repeat_interleave(of_each)
-        cos, sin = self.model.rotary_embeddings(torch.empty(1, device=self.device), positions[None])
+        like = torch.empty(1, device=self.device, dtype=torch.float32 if self.rotates_in_float else self.dtype)
+        cos, sin = self.model.rotary_embeddings(like, positions[None])
         self.angles = Angles(cos[0, :, None], sin[0, :, None])
         call, kept = super().prepare(batch), (self.sequence, self.angles)
 
@@ -124,4 +133,10 @@ class PackedEsm(RecordedPacked):
         return with_places
 
 
-ENCODER_PEERS: tuple[type[Peer], ...] = (DisentangledFlash, CompiledT5, PackedEsm)
+class PackedEsmWhole(WholeForward, PackedEsm):
+    """The same, compiled as a whole for each point."""
+
+    name = "packed PyTorch compiled as a whole, CUDA graph"
+
+
+ENCODER_PEERS: tuple[type[Peer], ...] = (DisentangledFlash, CompiledT5, PackedEsm, PackedEsmWhole)

@@ -1,29 +1,31 @@
-"""Peers of modern encoders: ModernBERT's and Qwen3's layers, packed, compiled layer by layer for all sizes at once and
-rotated in float32. A model that is compiled as a whole for each size is faster and is not here."""
+"""Peers of modern encoders: ModernBERT's and Qwen3's layers, packed; compiled layer by layer for all sizes at once and
+rotated in float32, or compiled as a whole for each size and rotated in the run's type."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from peers import Batch, Call, Peer, RecordedPacked, mark_static
+from peers import Batch, Call, Peer, RecordedPacked, WholeForward, mark_static
 from torch import Tensor
 
 SDPA = torch.nn.attention.SDPBackend
 
 
 class Angles(NamedTuple):
-    """Of all tokens, [tokens, 1, head_size], for half-split pairs."""
+    """Of all tokens, [tokens, 1, head_size], for half-split pairs, in the type that rotates."""
 
     cos: Tensor
     sin: Tensor
 
 
 def rotated(x: Tensor, angles: Angles) -> Tensor:
-    """x [tokens, heads, head_size], computed in float as transformers' ModernBERT does."""
-    left, right = x.float().chunk(2, -1)
-    return (x.float() * angles.cos + torch.cat([-right, left], -1) * angles.sin).to(x.dtype)
+    """x [tokens, heads, head_size]. With angles in float as transformers' ModernBERT does."""
+    wide = x.to(angles.cos.dtype)
+    left, right = wide.chunk(2, -1)
+    return (wide * angles.cos + torch.cat([-right, left], -1) * angles.sin).to(x.dtype)
 
 
 class PackedModern(RecordedPacked):
@@ -34,6 +36,7 @@ class PackedModern(RecordedPacked):
     dynamic = True
     families: ClassVar[Sequence[str]] = ("modernbert", "qwen3")
     cudnn: ClassVar[bool] = False  # for the layers without a window of a full batch
+    rotates_in_float: ClassVar[bool] = True
 
     def setup(self, reference: Any) -> None:
         super().setup(reference)
@@ -47,7 +50,8 @@ class PackedModern(RecordedPacked):
         mark_static(self.layers)
         self.layer_types = list(c.layer_types)
         self.window = c.sliding_window if not self.causal else -1
-        self.compile()
+        if not self.compiles_each_point:
+            self.compile()
 
     def of_modernbert(self, layer: Any, name: str) -> list[Any]:
         first, at, mlp = getattr(layer.attn_norm, "weight", None), layer.attn, layer.mlp
@@ -68,10 +72,12 @@ class PackedModern(RecordedPacked):
             self.matrix(mlp.down_proj.weight, f"{name}.mlp.down_proj"),
         ]  # fmt: skip
 
+    def make_parts(self, compiled: Callable[[Any], Any]) -> None:
+        self.embed, self.run = compiled(self.embeddings), compiled(self.layer)
+        self.last = compiled(lambda x: self.norm(x, self.final_weight))
+
     def compile(self) -> None:
-        self.embed = torch.compile(self.embeddings, dynamic=self.dynamic)
-        self.run = torch.compile(self.layer, dynamic=self.dynamic)
-        self.last = torch.compile(lambda x: self.norm(x, self.final_weight), dynamic=self.dynamic)
+        self.make_parts(partial(torch.compile, dynamic=self.dynamic))
 
     @property
     def final_weight(self) -> Tensor:
@@ -131,7 +137,8 @@ class PackedModern(RecordedPacked):
         positions = torch.cat([torch.arange(n, device=self.device) for n in batch.lengths])[None]
         self.angles = {}
         for kind in set(self.layer_types):
-            like, extra = torch.empty(1, device=self.device), {} if self.causal else {"layer_type": kind}
+            like = torch.empty(1, device=self.device, dtype=torch.float32 if self.rotates_in_float else self.dtype)
+            extra = {} if self.causal else {"layer_type": kind}
             cos, sin = self.model.rotary_emb(like, positions, **extra)
             self.angles[kind] = Angles(cos[0, :, None], sin[0, :, None])
         call, angles = super().prepare(batch), self.angles
@@ -149,4 +156,10 @@ class PackedModernCudnn(PackedModern):
     cudnn = True
 
 
-MODERN_PEERS: tuple[type[Peer], ...] = (PackedModern, PackedModernCudnn)
+class PackedModernWhole(WholeForward, PackedModern):
+    """The same, compiled as a whole for each point."""
+
+    name = "packed PyTorch compiled as a whole, CUDA graph"
+
+
+MODERN_PEERS: tuple[type[Peer], ...] = (PackedModern, PackedModernCudnn, PackedModernWhole)

@@ -260,6 +260,10 @@ class RecordedPacked(Peer):
     def compile(self) -> None:
         raise NotImplementedError
 
+    def make_parts(self, compiled: Callable[[Any], Any]) -> None:
+        """The functions that `forward` calls, each by `compiled`."""
+        raise NotImplementedError
+
     def matrix(self, weight: Tensor, reader: str) -> Any:  # noqa: ARG002
         """What `linear` gets of a matrix. reader: transformers' module that reads what it multiplies."""
         return weight
@@ -289,6 +293,21 @@ class RecordedPacked(Peer):
             return out
 
         return call
+
+
+class WholeForward(RecordedPacked):
+    """Beside another base: the forward pass compiled as a whole for each point's sizes, so that one
+    layer's end fuses with the next one's begin, and rotated in the run's type."""
+
+    compiles_each_point = True
+    rotates_in_float = False
+
+    def compile(self) -> None:
+        self.make_parts(lambda part: part)
+        self.whole = torch.compile(super().forward, dynamic=False)
+
+    def forward(self, ids: Tensor, positions: Tensor, cu: Tensor, longest: int) -> Tensor:
+        return self.whole(ids, positions, cu, longest)  # type: ignore[no-any-return]
 
 
 def mark_static(weights: Any) -> None:
