@@ -4,12 +4,13 @@
     python benchmarks/bench_serve_generation.py --gguf FILE --device cuda --llama-server FOLDER/llama-server
 
 Both servers read the same GGUF file (decode_models.py makes one in Q8_0) and get the same requests, llama.cpp's own
-/completion: prompts of random ids above 300, which are words, each another, which no cache holds, greedy, the end of
-text ignored, streamed. In every round they take turns; a number is the median over rounds. tokens/s: of all streams of
-a round, from the first request to the last token, prompts included. first: until the first token of a prompt of --first
-tokens, alone, beside that of the library in this process. Without --llama-server llama.cpp comes from the package
-xllamacpp, for CPUs. llama.cpp's server keeps no prompt beside its slots here: to copy a slot's keys and values into the
-host's memory before another prompt takes it, its default, takes longer than that prompt.
+/completion: prompts of random ids above 300 (words), none of them twice, greedy, the end of text ignored, streamed. In
+every round they take turns; a number is the median over rounds. tokens/s: of all streams of a round, from the first
+request to the last token, prompts included. first: until the first token of a prompt of --first tokens, alone, beside
+that of the library in this process. Without --llama-server llama.cpp comes from the package xllamacpp, for CPUs.
+
+llama.cpp's server keeps no prompt beside its slots here (--cache-ram 0): by default it copies a slot's keys and values
+into the host's memory before another prompt takes the slot.
 """
 
 from __future__ import annotations

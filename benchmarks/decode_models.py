@@ -80,8 +80,8 @@ def made_up_words(count: int) -> dict[str, Any]:
     pieces = ["<unk>", "<s>", "</s>", *bytes_]
     pieces += [f"\u2581w{i}" for i in range(len(pieces), count)]
     kinds = np.array([2, 3, 3, *[6] * len(bytes_), *[1] * (count - 259)], np.int32)  # unknown, control, byte, normal
-    said = {"model": "llama", "tokens": pieces, "scores": -np.arange(count, dtype=np.float32), "token_type": kinds}
-    said |= {"unknown_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    said: dict[str, Any] = {"model": "llama", "tokens": pieces, "token_type": kinds}
+    said |= {"scores": -np.arange(count, dtype=np.float32), "unknown_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
     return {f"tokenizer.ggml.{key}": value for key, value in said.items()}
 
 
