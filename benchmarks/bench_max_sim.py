@@ -121,7 +121,7 @@ def main() -> int:
             told = row.get("failed") or f"{row['ours_ms']:.3f} ms, theirs {row['theirs_ms']:.3f}: {row['ratio']:.2f}"
             log(f"{queries:4} x {documents:5}  {row['peer']:26} {told}")
             shape = {"query": QUERY, "lengths": LENGTHS, "width": WIDTH}
-            write(out, {**provenance(device, arguments.dtype), **shape, "rows": rows})
+            write(out, {"provenance": provenance(device, arguments.dtype), **shape, "rows": rows})
     return int(any("failed" in row for row in rows))
 
 

@@ -6,7 +6,8 @@
 Reads benchmarks/results/{cuda,cpu}-*.json of bench_model; NAME-base.json, NAME-large.json, ... are parts of one run, on
 several GPUs of one host. int8-accuracy.json is int8_accuracy.py's, norm-*.json bench_norm.py's, norm-training-*.json
 bench_norm_training.py's, decode-*.json bench_decode.py's, tensor-parallel-*.json bench_tensor_parallel.py's,
-replicas-*.json bench_replicas.py's.
+replicas-*.json bench_replicas.py's, max-sim-*.json bench_max_sim.py's, serve-generation-*.json
+bench_serve_generation.py's.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from result_pages import Table, markdown
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-_DOCS = ("benchmarks.md", "speed.md", "serving.md", "norm.md", "generation.md", "several_gpus.md")
+_DOCS = ("benchmarks.md", "embed.md", "speed.md", "serving.md", "norm.md", "generation.md", "several_gpus.md")
 PAGES = (ROOT / "README.md", *(ROOT / "docs" / name for name in _DOCS))
 BASE = "transformers (sdpa)"
 PACKED = "ftbert, packed"
@@ -133,6 +134,7 @@ OF_ONE_FILE: dict[str, Callable[[dict[str, Any]], str]] = {
         _paragraph(norm_training_report.lines_of(result)) for result in document["results"]
     ),
     "decode": lambda document: _paragraph(decode_report.of_page(document)),
+    "max-sim": lambda document: f"\n\n{markdown(max_sim_table(document))}",
     "written": lambda document: _paragraph(decode_report.written_lines(document)),
     "ranks": lambda document: _paragraph(tensor_parallel_report.of_page(document)),
     "replicas": lambda document: _paragraph(replicas_report.lines_of(document)),
@@ -272,6 +274,19 @@ def serve_table(document: dict[str, Any]) -> Table:
             f"{row['p50_ms']:.1f}", f"{row['p99_ms']:.1f}", f"{answered:.0f} %",
         ])  # fmt: skip
     return ["", "texts/s", "tokens/s", "of encode", "p50 ms", "p99 ms", "answered"], rows
+
+
+def max_sim_table(document: dict[str, Any]) -> Table:
+    """Of bench_max_sim: ours as in the turns with the first peer, and each peer's time by ours in its own turns."""
+    by_point: dict[str, dict[str, Any]] = {}
+    for row in document["rows"]:
+        by_point.setdefault(f"{row['queries']} x {row['documents']:,}", {})[row["peer"]] = row
+    peers = list(dict.fromkeys(row["peer"] for row in document["rows"]))
+    rows = []
+    for point, found in by_point.items():
+        times = [f"{found[peer]['ratio']:.2f}x" if "ratio" in found.get(peer, {}) else "" for peer in peers]
+        rows.append([point, f"{1e3 * found[peers[0]]['ours_ms']:,.0f}", *times])
+    return ["queries x documents", "ftbert, us", *peers], rows
 
 
 def point_name(result: dict[str, Any]) -> str:
