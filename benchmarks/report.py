@@ -52,9 +52,11 @@ SHOWN_POINTS = (
 # README's rows: the run, a point where it is not the mean over all of them, our way.
 HEADLINES = (
     ("cuda-fp16", None, PACKED),
+    ("cuda-fp16-deberta", None, PACKED),
     ("cpu-fp32", "base 16x128 ragged", "ftbert"),
     ("cpu-fp32", "base 16x128 full", "ftbert"),
 )
+MODELS = {"deberta": "DeBERTa-v3-base"}
 # Tables of chosen points: rows and columns, by the run where it has its own, else by the device.
 SUMMARY_POINTS = {
     "cuda": (
@@ -222,7 +224,9 @@ def headline_table() -> Table:
         right = [peer for peer in names if label(document, peer) == peer and times(peer)]
         strongest = min(right, key=lambda peer: float(times(peer).partition("x")[0]))
         where = facts.get("gpu") or f"{facts['threads']} threads of {instructions(name, facts)}"
-        over = f"mean of {len(results)} points" if point is None else point
+        models = list(dict.fromkeys(result["model"] for result in results))
+        of = f"{MODELS.get(models[0], models[0])}, " if len(models) == 1 else ""
+        over = f"{of}mean of {len(results)} points" if point is None else point
         rows.append([f"{where}, {facts['dtype']}, {over}", f"{times(strongest)} {strongest}", times(BASE)])
     return ["times as fast as", "the strongest peer", BASE], rows
 
