@@ -89,6 +89,14 @@ def test_other_architectures_are_refused_with_the_reason() -> None:
             ftbert.load(model)
 
 
+@pytest.mark.parametrize("kind", ["nvembed", "jina_embeddings_v4"])
+def test_a_type_that_nobody_knows(tmp_path: Path, kind: str) -> None:
+    entries = {"AutoModel": "modeling.AnyModel"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "auto_map": entries}), encoding="utf-8")
+    with pytest.raises(ValueError, match=f"model type '{kind}' is not supported: no table says which"):
+        ftbert.load(tmp_path)
+
+
 def test_every_text_encoder_of_transformers_runs_or_has_a_reason() -> None:
     from transformers.models.auto import modeling_auto as auto
 
