@@ -34,14 +34,23 @@ def test_completions(both: Both, prompt: str) -> None:
     length = len(both.model.tokenizer(prompt)["input_ids"])
     assert choice["finish_reason"] == ("length" if len(ids) == MOST else "stop")
     usage = whole["usage"]
-    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (length, len(ids))
-    assert usage["total_tokens"] == length + len(ids) and whole["object"] == "text_completion" and whole["model"] == "tiny"
+    written = len(ids) + (choice["finish_reason"] == "stop")  # the token that ended it was computed, too
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (length, written)
+    assert usage["total_tokens"] == length + written and whole["object"] == "text_completion" and whole["model"] == "tiny"
     found = streamed(both.server, "/v1/completions", {**body, "stream_options": {"include_usage": True}})
     assert joined(found) == choice["text"]
     assert [event["usage"] for event in found[:-1]] == [None] * (len(found) - 1) and not found[-1]["choices"]
     assert {**found[-1]["usage"], "prompt_tokens_details": 0} == {**usage, "prompt_tokens_details": 0}
     assert [event["choices"][0]["finish_reason"] for event in found[:-1]] == [None] * (len(found) - 2) + [choice["finish_reason"]]
     assert len({event["id"] for event in found}) == 1 and found[0]["id"] != whole["id"]
+
+
+def test_the_token_that_ends_a_text_is_counted_and_not_told(both: Both) -> None:
+    body = {"prompt": "hello", "temperature": 0, "max_tokens": 9, "logit_bias": {"2": 100}, "logprobs": 1}
+    found = both.server.post("/v1/completions", body)
+    (choice,) = found["choices"]
+    assert (choice["text"], choice["finish_reason"], choice["logprobs"]["tokens"]) == ("", "stop", [])
+    assert found["usage"]["completion_tokens"] == 1
 
 
 def test_completions_take_lists_and_ids(both: Both) -> None:

@@ -53,6 +53,18 @@ def test_completion(both: Both, theirs: dict[str, Any], ours: dict[str, Any]) ->
     assert sum(len(one["tokens"]) for one in found) == whole["tokens_predicted"] == last["tokens_predicted"]
 
 
+def test_the_token_that_ends_a_text_is_told(both: Both) -> None:
+    """As llama.cpp's server does."""
+    body = {"prompt": "hello", "n_predict": MOST, "temperature": 0, "return_tokens": True, "logit_bias": [[2, 100]], "n_probs": 1}
+    whole = both.server.post("/completion", body)
+    assert (whole["content"], whole["tokens"], whole["tokens_predicted"], whole["stop_type"]) == ("", [2], 1, "eos")
+    (scored,) = whole["completion_probabilities"]
+    assert scored["id"] == 2 and scored["logprob"] < 0
+    first, last = streamed(both.server, "/completion", body, done=False)
+    assert (first["content"], first["tokens"], first["tokens_predicted"], first["stop"]) == ("", [2], 1, False)
+    assert (last["tokens"], last["tokens_predicted"], last["stop"]) == ([], 1, True)
+
+
 def test_completion_stops_and_scores(both: Both) -> None:
     body: dict[str, Any] = {"prompt": "hello", "n_predict": MOST, "temperature": 0, "n_probs": 2, "return_tokens": True}
     body["logit_bias"] = [[2, False], [7, False]]  # which end a text

@@ -125,7 +125,7 @@ def test_frames() -> None:
     sent = job(9, None)
     sent.writing = writing
     tokens = [WrittenToken(5, -0.25, ((5, -0.25), (6, -3.5))), WrittenToken(7)]
-    told: list[Result] = [Written(9, tokens, "eos", 2, 4, 0.5), Failure(3, 424, "x"), Written(10, [])]
+    told: list[Result] = [Written(9, tokens, "eos", WrittenToken(2, -0.5), 4, 0.5), Failure(3, 424, "x"), Written(10, [])]
     found = list(frames.Reader().feed(frames.submit(sent) + frames.results(told)))
     assert [kind.name for kind, _ in found] == ["SUBMIT", "FAILURES", "TOKENS"]
     got = frames.read_submit(found[0][1])

@@ -93,14 +93,14 @@ class WrittenToken(NamedTuple):
 
 
 class Written(NamedTuple):
-    """How the text of a request goes on. end: "" where more follows, "eos" behind the token `last`, or "length".
-    cached: tokens of the prompt that were there already. queue: seconds until the prompt's turn came, and computing
-    was begun."""
+    """How the text of a request goes on. end: "" where more follows, "eos" behind the token `last`, which is no part of
+    the text, or "length". cached: tokens of the prompt that were there already. queue: seconds until the prompt's turn
+    came, and computing was begun."""
 
     id: int
     tokens: list[WrittenToken]
     end: str = ""
-    last: int = -1
+    last: WrittenToken | None = None
     cached: int = 0
     queue: float = 0.0
 

@@ -50,18 +50,23 @@ async def completion(app: App, request: Request, body: LlamaCompletion, model: S
 async def _events(model: ServedModel, texts: Texts, body: LlamaCompletion) -> AsyncGenerator[bytes, None]:
     async for pieces in texts.pieces():
         for piece in pieces:
-            if piece.text or piece.tokens:
-                shown = _piece(texts, piece, body) | {"tokens": [token.id for token in piece.tokens]}
+            if (told := _told(piece)) or piece.text:
+                shown = _piece(texts, piece, body) | {"tokens": [token.id for token in told]}
                 yield event(shown | {"tokens_predicted": texts.tokens, "tokens_evaluated": texts.prompt_tokens})
             if piece.end:
                 yield event({"index": 0, "content": "", "tokens": [], **_last(model, texts, piece, body)})
 
 
+def _told(piece: Piece) -> list[WrittenToken]:
+    """llama.cpp's server gives the token that ended a text, too."""
+    return [*piece.tokens, piece.last] if piece.last else piece.tokens
+
+
 def _piece(texts: Texts, piece: Piece, body: LlamaCompletion) -> dict[str, Any]:
-    ids = [token.id for token in piece.tokens] if body.return_tokens else []
+    ids = [token.id for token in _told(piece)] if body.return_tokens else []
     found = {"index": 0, "content": piece.text, "tokens": ids, "stop": False, "id_slot": -1}
     if body.n_probs:
-        found["completion_probabilities"] = [_scored(texts, token) for token in piece.tokens]
+        found["completion_probabilities"] = [_scored(texts, token) for token in _told(piece)]
     return found
 
 

@@ -173,6 +173,6 @@ def _result(token: Any, text: _Text) -> Result:
     job = text.job
     if token.end == "error":
         return Failure(job.id, 424, "the model's result for this input is not finite")
-    made = [] if token.end == "eos" else [WrittenToken(token.id, token.logprob, token.top)]
-    last = token.id if token.end == "eos" else -1
-    return Written(job.id, made, token.end, last, token.cached, text.begun - job.arrived)
+    made = WrittenToken(token.id, token.logprob, token.top)
+    tokens, last = ([], made) if token.end == "eos" else ([made], None)
+    return Written(job.id, tokens, token.end, last, token.cached, text.begun - job.arrived)

@@ -43,13 +43,15 @@ Prompt = str | list[int] | list[dict[str, Any]]
 
 class Piece(NamedTuple):
     """What came of a text. text: "" where no more of it is certain. tokens: those that came, also of text that is held
-    back. end: "", or why it is the last piece: "eos", "stop" (`word` says which string) or "length"."""
+    back. end: "", or why it is the last piece: "eos" (the token `last`, which is no part of the text, said so), "stop"
+    (`word` says which string) or "length"."""
 
     choice: int
     text: str
     tokens: list[WrittenToken]
     end: str
-    word: str
+    word: str = ""
+    last: WrittenToken | None = None
 
 
 @dataclass
@@ -77,7 +79,7 @@ class _Choice:
 
     def take(self) -> Piece | None:
         """Failed, Disconnected."""
-        text, tokens, word = "", list[WrittenToken](), ""
+        text, tokens, word, last = "", list[WrittenToken](), "", None
         found = self.stream.take()
         for one in found:
             self.cached = one.cached
@@ -87,14 +89,14 @@ class _Choice:
                 if self._text.stopped:
                     break
             if one.end and not self._text.stopped:
-                text += self._text.end(one.last if one.end == "eos" else None)
-                self.end = one.end
+                self.end, last = one.end, one.last
+                text += self._text.end(last.id if last else None)
             if self._text.stopped:
                 self.end, word = "stop", self._text.stop
                 self.leave()
                 break
-        self.tokens += len(tokens)
-        return Piece(self.place, text, tokens, self.end, word) if found else None
+        self.tokens += len(tokens) + (last is not None)
+        return Piece(self.place, text, tokens, self.end, word, last) if found else None
 
     def leave(self) -> None:
         """Its slot is free for another."""
@@ -134,7 +136,7 @@ class Texts:
 
     @property
     def tokens(self) -> int:
-        """Of the texts so far."""
+        """Written so far, the tokens that ended texts among them."""
         return sum(choice.tokens for choice in self.choices)
 
     @property
@@ -249,7 +251,7 @@ def top_k_of(given: int | None) -> int | None:
 
 def _joined(choice: int, pieces: Sequence[Piece]) -> Piece:
     tokens = [token for piece in pieces for token in piece.tokens]
-    return Piece(choice, "".join(piece.text for piece in pieces), tokens, pieces[-1].end, pieces[-1].word)
+    return pieces[-1]._replace(choice=choice, text="".join(piece.text for piece in pieces), tokens=tokens)
 
 
 def _check(asked: Asked) -> None:
