@@ -296,8 +296,8 @@ class RecordedPacked(Peer):
 
 
 class WholeForward(RecordedPacked):
-    """Beside another base: the forward pass compiled as a whole for each point's sizes, so that one
-    layer's end fuses with the next one's begin, and rotated in the run's type."""
+    """A mixin before the class of a peer: its forward pass is compiled as a whole for each point's sizes, so that a
+    layer's last operations fuse with the next one's first, and rotates in the run's type."""
 
     compiles_each_point = True
     rotates_in_float = False
