@@ -55,6 +55,12 @@ def failures(server: Served) -> dict[str, int]:
     return {line.split('"')[1]: int(line.split()[-1]) for line in lines if line.startswith("te_request_failure{")}
 
 
+def succeeded(server: Served) -> int:
+    """Of all models and methods."""
+    lines = server.call("GET", "/metrics").body.decode().splitlines()
+    return sum(int(line.split()[-1]) for line in lines if line.startswith("te_request_success{"))
+
+
 LONG = {"prompt": "a", "max_tokens": 1 << 19, "stream": True}
 LAST = b"data: [DONE]\n\n\r\n0\r\n\r\n"
 
@@ -94,7 +100,10 @@ def test_a_client_that_goes_frees_its_slot(folder: Path, path: str, streams: boo
                 client.recv(100)
         until(lambda: not steps.texts, 2)
         until(lambda: failures(server)["dropped"] == 1)
+        assert succeeded(server) == 0
         assert server.post("/v1/completions", {"prompt": "b", "max_tokens": 3})["choices"][0]["text"] == "bbb"
+        assert server.call("POST", "/v1/completions", {"prompt": "b", "max_tokens": 3, "stream": True}).status == 200
+        until(lambda: succeeded(server) == 2)
 
 
 def test_a_client_has_gone_before_its_connection_is_lost() -> None:

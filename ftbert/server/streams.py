@@ -50,6 +50,8 @@ async def streamed(
         try:
             async for piece in pieces:
                 yield piece
+            if not request.disconnected:
+                app.row(request).count("te_request_success")
         except Disconnected:
             return
         except ApiError as found:
