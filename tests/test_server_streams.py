@@ -218,6 +218,12 @@ def test_what_has_no_slot_waits_or_is_refused(folder: Path) -> None:
         until(lambda: not steps.texts and not steps.queue)
 
 
+def test_all_texts_of_one_request_wait_for_one_slot(folder: Path) -> None:
+    with steps_of(folder, slots=1) as (server, _):
+        choices = server.post("/v1/completions", {"prompt": "b", "max_tokens": 2, "n": 128})["choices"]
+        assert [one["text"] for one in choices] == ["bb"] * 128
+
+
 def test_streams_end_in_order_when_the_server_ends(folder: Path) -> None:
     """A short one by itself, long ones with an error in time."""
     with ThreadPoolExecutor(4) as threads:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ftbert.server.memory import PER_ENTITY, PER_ENTRY, PER_NUMBER, PER_TOKEN_WRITTEN
 
 BEST = 100  # what may stand in the place of a masked token; of a smaller vocabulary fewer
+TEXTS = 128  # that one request may have written
 ENTRIES = 4096  # of a sparse vector, the largest: trained models give some hundred
 
 

@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ftbert.server.job import Failure, Job, Owner, Result, Writing, Written, WrittenToken
+from ftbert.server.job import TEXTS, Failure, Job, Owner, Result, Writing, Written, WrittenToken
 from ftbert.server.logs import LOG
 from ftbert.server.metrics import Row
 
-# Texts that wait for a slot, at most, for each slot.
+# Texts that wait for a slot, at most, for each slot; those of one request may in any case.
 _MOST_WAITING = 64
 # How fast the estimate follows of the seconds that a text has its slot.
 _FOLLOW = 0.2
@@ -95,7 +95,7 @@ class Writer:
         ahead = len(self._texts)
         if ahead < self._slots:
             return 0.0
-        if ahead >= (1 + _MOST_WAITING) * self._slots:
+        if ahead - self._slots >= max(_MOST_WAITING * self._slots, TEXTS):
             return math.inf
         return self._seconds * (ahead - self._slots + 1) / self._slots
 

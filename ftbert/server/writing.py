@@ -17,7 +17,7 @@ from ftbert.decoding import MOST_LOGPROBS, TextStream
 from ftbert.server.app import App
 from ftbert.server.description import GenerationFacts
 from ftbert.server.errors import ApiError, of_failure, too_many, validation
-from ftbert.server.job import Job, Kind, Writing, WrittenToken
+from ftbert.server.job import TEXTS, Job, Kind, Writing, WrittenToken
 from ftbert.server.links import Disconnected, Failed, Link, Stream, next_id
 from ftbert.server.memory import PER_TOKEN_WRITTEN
 from ftbert.server.messages import Request
@@ -26,7 +26,7 @@ from ftbert.server.tracing import Steps
 from ftbert.text import ChatTemplate
 
 # Texts of one request; strings that end a text, and characters of one.
-MOST_TEXTS, MOST_STOPS, LONGEST_STOP = 128, 16, 1000
+MOST_STOPS, LONGEST_STOP = 16, 1000
 # Seconds that a folder's chat template may take for a request's messages.
 _RENDERING = 2.0
 # Characters of a token, at most: of a prompt with more of them it is known without a look that it is too long.
@@ -260,8 +260,8 @@ def _check(asked: Asked) -> None:
         raise ApiError("Empty", f"`{name}` cannot be empty", param=name)
     if asked.n < 1:
         raise validation(f"`n` must be at least 1; got {str(asked.n)[:20]}", param="n")
-    if asked.n * len(asked.prompts) > MOST_TEXTS:
-        raise too_many(f"`n` and `{name}` ask for {str(asked.n * len(asked.prompts))[:20]} texts; at most {MOST_TEXTS}")
+    if asked.n * len(asked.prompts) > TEXTS:
+        raise too_many(f"`n` and `{name}` ask for {str(asked.n * len(asked.prompts))[:20]} texts; at most {TEXTS}")
     if asked.writing.max_new_tokens is not None and asked.writing.max_new_tokens < 1:
         raise validation(f"`{most}` must be at least 1; got {str(asked.writing.max_new_tokens)[:20]}", param=most)
     for field_name in ("seed", "top_k", "min_new_tokens", "logprobs"):
