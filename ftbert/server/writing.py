@@ -25,7 +25,7 @@ from ftbert.server.served_model import ServedModel
 from ftbert.server.tracing import Steps
 from ftbert.text import ChatTemplate
 
-# Texts of one request; strings that end a text, and characters of one.
+# Strings that end a text, and characters of one.
 MOST_STOPS, LONGEST_STOP = 16, 1000
 # Seconds that a folder's chat template may take for a request's messages.
 _RENDERING = 2.0
