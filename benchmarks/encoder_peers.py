@@ -4,7 +4,6 @@ where Python looks for modules: wheels on PYTHONPATH do for a machine without a 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -62,7 +61,7 @@ class PackedEsm(RecordedPacked):
 
     name = "packed PyTorch, CUDA graph"
     families: ClassVar[Sequence[str]] = ("esm",)
-    rotates_in_float: ClassVar[bool] = True
+    dynamic = True
 
     def setup(self, reference: Any) -> None:
         super().setup(reference)
@@ -77,9 +76,6 @@ class PackedEsm(RecordedPacked):
     def make_parts(self, compiled: Callable[[Any], Any]) -> None:
         self.embed, self.run = compiled(self.embeddings), compiled(self.layer)
         self.last = compiled(self.model.encoder.emb_layer_norm_after)
-
-    def compile(self) -> None:
-        self.make_parts(partial(torch.compile, dynamic=True))
 
     def of_layer(self, layer: Any) -> list[Tensor]:
         at = layer.attention
@@ -122,7 +118,7 @@ class PackedEsm(RecordedPacked):
         positions = torch.cat([torch.arange(n, device=self.device) for n in batch.lengths])
         of_each = torch.tensor(batch.lengths, device=self.device)
         self.sequence = torch.arange(len(batch.lengths), device=self.device).repeat_interleave(of_each)
-        like = torch.empty(1, device=self.device, dtype=torch.float32 if self.rotates_in_float else self.dtype)
+        like = torch.empty(1, device=self.device, dtype=self.angle_dtype)
         cos, sin = self.model.rotary_embeddings(like, positions[None])
         self.angles = Angles(cos[0, :, None], sin[0, :, None])
         call, kept = super().prepare(batch), (self.sequence, self.angles)

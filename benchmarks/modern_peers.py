@@ -4,7 +4,6 @@ rotated in float32, or compiled as a whole for each size and rotated in the run'
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -36,7 +35,6 @@ class PackedModern(RecordedPacked):
     dynamic = True
     families: ClassVar[Sequence[str]] = ("modernbert", "qwen3")
     cudnn: ClassVar[bool] = False  # for the layers without a window of a full batch
-    rotates_in_float: ClassVar[bool] = True
 
     def setup(self, reference: Any) -> None:
         super().setup(reference)
@@ -75,9 +73,6 @@ class PackedModern(RecordedPacked):
     def make_parts(self, compiled: Callable[[Any], Any]) -> None:
         self.embed, self.run = compiled(self.embeddings), compiled(self.layer)
         self.last = compiled(lambda x: self.norm(x, self.final_weight))
-
-    def compile(self) -> None:
-        self.make_parts(partial(torch.compile, dynamic=self.dynamic))
 
     @property
     def final_weight(self) -> Tensor:
@@ -137,7 +132,7 @@ class PackedModern(RecordedPacked):
         positions = torch.cat([torch.arange(n, device=self.device) for n in batch.lengths])[None]
         self.angles = {}
         for kind in set(self.layer_types):
-            like = torch.empty(1, device=self.device, dtype=torch.float32 if self.rotates_in_float else self.dtype)
+            like = torch.empty(1, device=self.device, dtype=self.angle_dtype)
             extra = {} if self.causal else {"layer_type": kind}
             cos, sin = self.model.rotary_emb(like, positions, **extra)
             self.angles[kind] = Angles(cos[0, :, None], sin[0, :, None])

@@ -13,6 +13,7 @@ import importlib.util
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -251,6 +252,7 @@ class RecordedPacked(Peer):
 
     devices = ("cuda",)
     dynamic: ClassVar[bool] = False
+    rotates_in_float: ClassVar[bool] = True
 
     def setup(self, reference: Any) -> None:
         super().setup(reference)
@@ -258,11 +260,15 @@ class RecordedPacked(Peer):
             raise RuntimeError("FlashAttention needs fp16 or bf16")
 
     def compile(self) -> None:
-        raise NotImplementedError
+        self.make_parts(partial(torch.compile, dynamic=self.dynamic))
 
     def make_parts(self, compiled: Callable[[Any], Any]) -> None:
         """The functions that `forward` calls, each by `compiled`."""
         raise NotImplementedError
+
+    @property
+    def angle_dtype(self) -> torch.dtype:
+        return torch.float32 if self.rotates_in_float else self.dtype
 
     def matrix(self, weight: Tensor, reader: str) -> Any:  # noqa: ARG002
         """What `linear` gets of a matrix. reader: transformers' module that reads what it multiplies."""
@@ -344,9 +350,8 @@ class PackedGraph(RecordedPacked):
             ])  # fmt: skip
             mark_static(self.layers[-1])
 
-    def compile(self) -> None:
-        self.embed = torch.compile(self.embeddings, dynamic=self.dynamic)
-        self.run = torch.compile(self.layer, dynamic=self.dynamic)
+    def make_parts(self, compiled: Callable[[Any], Any]) -> None:
+        self.embed, self.run = compiled(self.embeddings), compiled(self.layer)
 
     def embeddings(self, ids: Tensor, positions: Tensor) -> Tensor:
         e = self.model.embeddings

@@ -14,6 +14,8 @@ import pytest
 import torch
 from op_library import load_test_ops
 
+from ftbert._library import build_info
+
 # Of several GPUs each of pytest-xdist's workers, "gw0" and on, has another one first. Before CUDA starts in this process,
 # which device_count() leaves alone where it can ask the driver's NVML.
 if (_worker := os.environ.get("PYTEST_XDIST_WORKER")) and (_count := torch.cuda.device_count()) > 1:
@@ -22,6 +24,8 @@ if (_worker := os.environ.get("PYTEST_XDIST_WORKER")) and (_count := torch.cuda.
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(_gpus[_first:] + _gpus[:_first])
 
 load_test_ops()  # before modules ask for their names
+
+has_int8 = pytest.mark.skipif(build_info()["cpu_int8"] == "none", reason="this CPU has no instructions for int8")
 
 torch.backends.cudnn.allow_tf32 = False  # references convolve in float32, as they multiply: torch's default rounds these alone
 
@@ -63,16 +67,7 @@ elif torch.cuda.device_count() == 0:
 def have_gpu() -> bool:
     if not torch.cuda.is_available():
         return False
-    from ftbert._library import build_info
-
     return build_info()["cuda"] == "yes"
-
-
-def skip_without_int8() -> None:
-    from ftbert._library import build_info
-
-    if build_info()["cpu_int8"] == "none":
-        pytest.skip("this CPU has no instructions for int8")
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import Place, skip_without_int8
+from conftest import Place, has_int8
 from language_models import FAMILIES, loaded, made, random_llama, texts
 from small_tokenizers import tokenizer
 from tokenizers import Tokenizer
@@ -282,11 +282,9 @@ def test_the_tokenizer_is_transformers(model: ftbert.Model, folder: Path, place:
 # ---- what cannot be -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "int8"])
+@pytest.mark.parametrize("dtype", ["bf16", pytest.param("int8", marks=has_int8)])
 def test_narrow_products(folder: Path, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stream and the cache are float32 there. The first token is that of a call without the cache."""
-    if dtype == "int8":
-        skip_without_int8()
     monkeypatch.setenv("FTBERT_CACHE", str(tmp_path))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # int8: it was calibrated

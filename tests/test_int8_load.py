@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import VOCAB_WORDS, have_gpu, make_bert, randomise
+from conftest import VOCAB_WORDS, has_int8, have_gpu, make_bert, randomise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -19,7 +19,6 @@ from torch import Tensor
 
 import ftbert
 from ftbert import devices
-from ftbert._library import build_info
 from ftbert.checkpoint import WORD_TABLE, Checkpoint
 from ftbert.converters import build_reference, open_checkpoint, source_modules, source_tensors
 from ftbert.devices import check_dtype, stream_dtype
@@ -29,7 +28,6 @@ from ftbert.quantization import altered, calibration_texts, int8_rows, quantize,
 from ftbert.quantization.vectors import TextVectors
 
 CPU, INT8 = torch.device("cpu"), torch.int8
-has_int8 = pytest.mark.skipif(build_info()["cpu_int8"] == "none", reason="this CPU has no instructions for int8")
 
 
 @pytest.fixture(autouse=True)

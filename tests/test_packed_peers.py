@@ -15,7 +15,7 @@ from families import make_model
 sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks"))
 from encoder_peers import PackedEsm, PackedEsmWhole  # noqa: E402
 from modern_peers import PackedModern, PackedModernWhole  # noqa: E402
-from peers import Batch, RecordedPacked  # noqa: E402
+from peers import Batch, PackedGraph, PackedGraphAnySize, RecordedPacked  # noqa: E402
 
 LENGTHS = [31, 1, 17, 24]
 
@@ -55,7 +55,7 @@ def attended(peer: Any) -> Any:
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(("kind", "family"), [
     (PackedModern, "modernbert"), (PackedModern, "qwen3"), (PackedModernWhole, "modernbert"), (PackedModernWhole, "qwen3"),
-    (PackedEsm, "esm"), (PackedEsmWhole, "esm"),
+    (PackedEsm, "esm"), (PackedEsmWhole, "esm"), (PackedGraph, "bert"), (PackedGraphAnySize, "bert"),
 ])  # fmt: skip
 @torch.no_grad()
 def test_a_peers_layers(kind: Any, family: str) -> None:

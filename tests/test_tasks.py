@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from compare import assert_same
-from conftest import skip_without_int8
+from conftest import has_int8
 from families import make_model
 from safetensors.torch import load_file, save_file
 from served import in_thread
@@ -198,8 +198,8 @@ def test_without_modules_and_converted(tmp_path: Path) -> None:
         copy.encode(TEXTS, task="separation")
 
 
+@has_int8
 def test_int8_of_a_task_is_made_of_a_converted_folder(jina: Jina3) -> None:
-    skip_without_int8()
     with pytest.raises(ValueError, match="of task 'separation'.*convert"):
         ftbert.load(jina.folder, dtype="int8", task="separation")
 

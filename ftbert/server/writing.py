@@ -178,7 +178,7 @@ class Texts:
         async for pieces in self.pieces():
             for piece in pieces:
                 found[piece.choice].append(piece)
-        return [_joined(place, pieces) for place, pieces in enumerate(found)]
+        return [_joined(pieces) for pieces in found]
 
     async def made(self, pieces: Sequence[Piece], make: Callable[[], T]) -> T:
         """`make`, off the event loop where these pieces have many tokens and alternatives of them."""
@@ -249,9 +249,9 @@ def top_k_of(given: int | None) -> int | None:
     return None if given in (-1, 0) else given
 
 
-def _joined(choice: int, pieces: Sequence[Piece]) -> Piece:
+def _joined(pieces: Sequence[Piece]) -> Piece:
     tokens = [token for piece in pieces for token in piece.tokens]
-    return pieces[-1]._replace(choice=choice, text="".join(piece.text for piece in pieces), tokens=tokens)
+    return pieces[-1]._replace(text="".join(piece.text for piece in pieces), tokens=tokens)
 
 
 def _check(asked: Asked) -> None:
