@@ -97,7 +97,8 @@ def test_windows(place: Place, lengths: list[int], size: int, window: tuple[int,
 
 
 # Heads, heads of keys, lengths. On Hopper each has kernels of its own: they are chosen by the longest sequence, by whether
-# there is a multiprocessor for each block of 64 queries, and by how many keys those see. Tiles are of 64 keys.
+# there is a multiprocessor for each block of 64 queries, and by how many keys those see. On other GPUs blocks have 128
+# queries where they are many. Tiles are of 64 keys.
 EDGES = [1, 63, 64, 65, 127, 128, 129, 191, 192, 193]
 CALLS = {
     "one tile": (4, 2, 12 * [64, 1, 63, 17, 0]),
@@ -105,6 +106,7 @@ CALLS = {
     "few keys": (3, 1, 3 * EDGES),
     "many keys": (3, 1, [*EDGES, 0, 511, 512, 513, 1000]),
     "more": (2, 2, [4096, 1, 1000]),
+    "many blocks": (12, 12, [*EDGES, 511, 512, 513, 700]),
 }
 
 

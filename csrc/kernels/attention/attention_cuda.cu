@@ -49,42 +49,50 @@ void launch_mma(const Call<T>& call, const Scores& scores, const Parameters&... 
                 Grid(call, kQueries), 32 * kWarps, bytes, parameters...);
 }
 
-// Of 16 queries a warp: two of 128 elements do not fit the registers.
-constexpr int row_tiles(int head_size) { return head_size <= 64 ? 2 : 1; }
+// Two tiles of 16 queries a warp share the fragments of keys and values, one makes twice as many blocks. Of whole
+// sequences two are ahead where these are long and blocks many (H200 that runs code for 8.0, 12 heads of 64: 32x512
+// .94, 8x2048 .90 of one tile's time; 16x384 1.18, 1x2048 1.17, 1x128 1.40). Of 32 elements two are 1.05 to 1.3 times
+// as slow, of 128 they do not fit the registers.
+constexpr bool has_two_tiles(int64_t head_size) { return head_size == 64; }
+bool two_tiles_pay(const AttentionSize& size) {
+  return has_two_tiles(size.head_size) && size.max_k >= 512 && size.blocks(128) >= int64_t{2} * size.sm_count;
+}
 
-// Whole sequences, as few warps as the longest needs. kWarps 8: 128 queries at most, which share one pass over the
-// keys.
-template <int kWarps>
+// Whole sequences: of up to 32 tokens as few warps as the longest needs, else four. kTiles: of 16 queries a warp.
+template <int kWarps, int kTiles = 1>
 struct WholeMma {
   static constexpr const char* kName = kWarps == 1   ? "attention_mma, 16 queries"
                                        : kWarps == 2 ? "attention_mma, 32 queries"
-                                       : kWarps == 4 ? "attention_mma, 64 queries"
+                                       : kTiles == 1 ? "attention_mma, 64 queries"
                                                      : "attention_mma, 128 queries";
   static constexpr ScoreMembers kReads{};
-  static constexpr bool has(int64_t head_size) { return is_common_head(head_size); }
+  static constexpr bool has(int64_t head_size) {
+    return is_common_head(head_size) && (kTiles == 1 || has_two_tiles(head_size));
+  }
   static bool supports(const AttentionSize& size) {
     return size.mma && size.whole && (!size.hopper || (size.head_size <= 64 && kMmaOnHopper<64, kWarps, false>));
   }
-  static bool guess(const AttentionSize& size) { return kWarps == 8 || size.max_k <= 16 * kWarps; }
+  static bool guess(const AttentionSize& size) {
+    return kWarps < 4 ? size.max_k <= 16 * kWarps : two_tiles_pay(size) == (kTiles == 2);
+  }
   template <int kHeadSize, class T, class Scores>
   static void launch(const Call<T>& call, const Scores& scores) {
-    constexpr int kRowTiles = kWarps == 8 ? row_tiles(kHeadSize) : 1;
-    launch_mma<kHeadSize, kWarps / kRowTiles, kRowTiles, false>(call, scores);
+    launch_mma<kHeadSize, kWarps, kTiles, false>(call, scores);
   }
 };
 
-// The same with a bias. kTiles: of 16 queries a warp, as far as registers go.
+// The same with a bias.
 template <int kTiles>
 struct BiasMma {
   static constexpr const char* kName =
-      kTiles == 1 ? "attention_mma, bias, 64 queries" : "attention_mma, bias, up to 128 queries";
+      kTiles == 1 ? "attention_mma, bias, 64 queries" : "attention_mma, bias, 128 queries";
   static constexpr ScoreMembers kReads{ScoreMember::bias};
-  static constexpr bool has(int64_t head_size) { return is_common_head(head_size); }
+  static constexpr bool has(int64_t head_size) { return WholeMma<4, kTiles>::has(head_size); }
   static bool supports(const AttentionSize& size) { return size.mma && size.whole; }
-  static bool guess(const AttentionSize& size) { return kTiles == 2 || size.max_k <= 64; }
+  static bool guess(const AttentionSize& size) { return two_tiles_pay(size) == (kTiles == 2); }
   template <int kHeadSize, class T, class Scores>
   static void launch(const Call<T>& call, const Scores& scores) {
-    launch_mma<kHeadSize, 4, std::min(kTiles, row_tiles(kHeadSize)), true>(call, scores);
+    launch_mma<kHeadSize, 4, kTiles, true>(call, scores);
   }
 };
 
@@ -96,7 +104,8 @@ struct WindowMma {
   static bool guess(const AttentionSize&) { return true; }
   template <int kHeadSize, class T, class Scores>
   static void launch(const Call<T>& call, const Scores& scores) {
-    launch_mma<kHeadSize, 4, row_tiles(kHeadSize), true>(call, scores, window_parameters(call, scores));
+    constexpr int kTiles = kHeadSize <= 64 ? 2 : 1;
+    launch_mma<kHeadSize, 4, kTiles, true>(call, scores, window_parameters(call, scores));
   }
 };
 
@@ -106,8 +115,9 @@ void launch_simt(const Call<T>& call, const Scores& scores, const Parameters&...
                 Grid(call, kSimtThreads / kThreadsPerSimtQuery<kHeadSize>), kSimtThreads, 0, parameters...);
 }
 
-struct WholeSimt : BiasMma<2> {
+struct WholeSimt : BiasMma<1> {
   static constexpr const char* kName = "attention_simt, bias";
+  static bool guess(const AttentionSize&) { return true; }
   template <int kHeadSize, class T, class Scores>
   static void launch(const Call<T>& call, const Scores& scores) {
     launch_simt<kHeadSize>(call, scores);
@@ -122,7 +132,7 @@ struct WindowSimt : WindowMma {
 };
 
 using SimtKernels = KernelList<WholeSimt, WindowSimt>;
-using MmaKernels = KernelList<WholeMma<1>, WholeMma<2>, WholeMma<4>, WholeMma<8>, BiasMma<1>, BiasMma<2>, WindowMma>;
+using MmaKernels = KernelList<WholeMma<1>, WholeMma<2>, WholeMma<4>, WholeMma<4, 2>, BiasMma<1>, BiasMma<2>, WindowMma>;
 
 template <class T, class... Some, class... More>
 constexpr auto list(KernelList<Some...>, KernelList<More...>) {
