@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from calls import SHAPES, check_sizes, layernorms, packed
+from calls import SHAPES, check_on_threads, check_sizes, kernels, layernorms, packed
 from compare import assert_close
 from conftest import make_bert
 from families import LAYERED, SIZES, WIDE, make_model, make_wide
@@ -80,6 +80,17 @@ def test_agrees_with_norm_kernels(load: Load, name: str, dtype: torch.dtype) -> 
             assert layernorms(lambda run=run, of=(ids, cu, longest): run(*of)) == left, f"{call}, {lengths}"  # type: ignore[misc]
             for _ in range(5):
                 assert torch.equal(run(ids, cu, longest), first), f"{call}, {lengths}"
+
+
+@pytest.mark.skipif(tile_kernel() != "mma_tile", reason="another kernel than mma_tile defers norms")
+def test_blocks_divide_the_steps_of_few_rows(load: Load) -> None:
+    """By the down product's 3072 columns, in streams that each have room for their own sums."""
+    model = load(make_bert(**SHAPES["base"], num_hidden_layers=2))
+    calls = [packed(lengths, seed=len(lengths)) for lengths in ([40, 24], [128], [5], [64, 100, 40])]
+    divided = (", 3, 4>", ", 2, 4>")  # the last two of a shape: blocks of a multiprocessor, and of a tile
+    for call in calls:
+        assert sum(kernels(shape, partial(model.forward_packed, *call)) for shape in divided) == 2
+    check_on_threads(model, calls, threads=4, rounds=60)
 
 
 def test_more_tokens_take_the_other_path(load: Load) -> None:

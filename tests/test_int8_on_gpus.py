@@ -13,7 +13,7 @@ import reference
 import torch
 from byte_row_parts import byte_rows, parts
 from conftest import Place
-from own_kernels import VARIANTS, WORDS, multiplies, supports
+from own_kernels import WHOLE_TILES, WORDS, multiplies, supports
 from torch import Tensor
 
 import ftbert
@@ -149,7 +149,7 @@ class Case:
 
     def variants(self, gated: bool = False) -> Iterator[str]:
         asked = Product(f"byte_rows int8 {WORDS[self.place.dtype]}", self.n, self.k, True, gated=gated)
-        for variant in VARIANTS["mma_tile"]:
+        for variant in WHOLE_TILES:
             if supports("mma_tile", variant, asked, self.m):
                 yield variant
 
@@ -168,7 +168,7 @@ def test_sums_are_exact_and_rounded_once(gpu: Place, m: int, n: int, k: int) -> 
     case.bias = torch.zeros(n, dtype=gpu.dtype)
     want = case.sums().to(gpu.dtype)
     found = list(case.variants())
-    assert found == VARIANTS["mma_tile"]
+    assert found == WHOLE_TILES
     for variant in found:
         assert torch.equal(case.call(variant=variant), want), variant
 
@@ -224,7 +224,7 @@ def test_other_sizes_are_refused(gpu: Place, n: int, k: int, words: str) -> None
 @pytest.mark.parametrize("m", [64, 4096])
 def test_the_tuner_times_it(gpu: Place, m: int) -> None:
     bench = Bench(Product(f"byte_rows int8 {WORDS[gpu.dtype]}", 768, 520, True, "gelu"), m)
-    assert [one.variant for one in bench.own()] == VARIANTS["mma_tile"] and bench.chosen().kernel == "mma_tile"
+    assert [one.variant for one in bench.own()] == WHOLE_TILES and bench.chosen().kernel == "mma_tile"
     for one in bench.own():
         assert bench.error(one) < 4 * gpu.eps and 0 < bench.microseconds(one) < 2000
 

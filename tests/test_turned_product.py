@@ -21,7 +21,7 @@ ops = torch.ops.ftbert
 ALL = [(kernel, variant) for kernel in VARIANTS for variant in VARIANTS[kernel]]
 # Of these a warp has whole rows of a tile.
 WHOLE = [("wgmma_persistent", "128x128"), ("wgmma_persistent", "128x128 pairs")] + [("wgmma_tile", tile) for tile in ("64x64 half", "128x64", "128x128", "128x192")]
-WHOLE_64 = [("mma_tile", tile) for tile in ("64x64 shared", "128x128")]  # heads of 64
+WHOLE_64 = [("mma_tile", tile) for tile in ("64x64 shared", "64x128", "96x128", "128x128")]  # heads of 64
 POSITIONS = 50
 
 

@@ -6,13 +6,14 @@
 namespace ftbert {
 
 // Of a matrix's rows: the sums of their numbers and of their squares. Blocks of all columns add to them. data [rows,
-// kMomentWords]: a row uses three of its words, so that rows to which many blocks add at once lie apart.
+// kMomentWords]: a row uses four of its words, so that rows to which many blocks add at once lie apart. In the last of
+// these a product's blocks may count each other (gemm/ampere/mma_tile.cuh).
 struct RowMoments {
   long long* data = nullptr;
 
   explicit operator bool() const { return data != nullptr; }
 };
-inline constexpr int kMomentWords = 16;
+inline constexpr int kMomentWords = 16, kCountWord = 3;
 
 // Rows [rows, cols] for a product. A norm that is pending on them is the reader's to do. With moments of the rows they
 // lie in memory times gamma, and what the norm reads is that times *unscale (gemm/gpu/deferred_norm.h).

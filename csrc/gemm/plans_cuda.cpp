@@ -272,8 +272,9 @@ OwnChoice ProductPlans::whole(const PlanKey& key, const void* bias) {
   // For the product alone cuBLASLt is faster, as guessed or measured.
   if (!own && p.epilogue.heads && !key.cached) own = guess_product(gpu_, p);
   // Whether a layer's four pay is asked of them together (deferring_pays); on Hopper such a product is never guessed.
+  // Elsewhere it has variants that the product alone has not.
   const bool deferring = p.before == Before::norm_by_moments || p.epilogue.leaves_moments();
-  if (!own && deferring && !gpu_.warpgroups && !part.by_row) own = guess_product(gpu_, p);
+  if (deferring && !gpu_.warpgroups && !part.by_row) own = guess_product(gpu_, p);
   return with_ending(gpu_, own, p);
 }
 

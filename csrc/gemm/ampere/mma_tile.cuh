@@ -8,28 +8,32 @@
 // filled anew: all stages but the one in registers are on their way or there.
 //
 // Where tiles are few, warps divide the slices of a step. Each then finishes some rows and columns of the warps' part
-// of the tile: it adds the other warps' sums of these in the warps' order.
+// of the tile: it adds the other warps' sums of these in the warps' order. Where they are fewer still and k is large,
+// blocks divide the steps too: each leaves its sums in memory, and the last to arrive adds all in the blocks' order.
 #pragma once
 #include <algorithm>
 #include <string_view>
 #include <type_traits>
 
+#include "core/check.h"
 #include "device/activation.cuh"
 #include "device/launch.cuh"
 #include "device/mma.cuh"
 #include "device/vector.cuh"
 #include "gemm/gpu/endings/store.cuh"
+#include "gemm/gpu/guessed_time.h"
 #include "gemm/gpu/own.h"
 
 namespace ftbert {
 namespace {
 
 // A tile of C has kTileM rows and kTileN columns; of these a warp has kWarpM and kWarpN, and of the slices of a step
-// every kWarpsK-th. kStepBytes: of k, a row of a stage; kBlocks: at once on a multiprocessor.
-template <int kTileM_, int kTileN_, int kWarpM_, int kWarpN_, int kWarpsK_, int kStepBytes_, int kStages_, int kBlocks_>
+// every kWarpsK-th. kStepBytes: of k, a row of a stage; kBlocks: at once on a multiprocessor; kSplit: blocks of a tile.
+template <int kTileM_, int kTileN_, int kWarpM_, int kWarpN_, int kWarpsK_, int kStepBytes_, int kStages_, int kBlocks_,
+          int kSplit_ = 1>
 struct MmaShape {
   static constexpr int kTileM = kTileM_, kTileN = kTileN_, kWarpM = kWarpM_, kWarpN = kWarpN_, kWarpsK = kWarpsK_;
-  static constexpr int kStepBytes = kStepBytes_, kStages = kStages_, kBlocks = kBlocks_, kSplit = 1;
+  static constexpr int kStepBytes = kStepBytes_, kStages = kStages_, kBlocks = kBlocks_, kSplit = kSplit_;
   static constexpr int kWarpsM = kTileM / kWarpM, kWarpsN = kTileN / kWarpN, kWarpsOfTile = kWarpsM * kWarpsN;
   static constexpr int kThreads = 32 * kWarpsOfTile * kWarpsK;
   static constexpr int kBytesA = kTileM * kStepBytes, kStageBytes = kBytesA + kTileN * kStepBytes;
@@ -124,9 +128,66 @@ struct MmaWork {
   const void *a, *b;
   int64_t m;
   int n, k;
+  // Where blocks divide k: room for their sums, [tiles][kSplit] of kTileM * kTileN; and the rows' moments, which have
+  // the tiles' counts of blocks (MmaCounts).
+  void* parts = nullptr;
+  RowMoments counts = {};
 };
 
-// A: the type of A's and B's elements. Grid: tiles across n, tiles along m.
+// A tile counts its blocks in a byte of a word that the product ahead clears with the moments: eight tiles of columns
+// in a row, which is one of the tiles' own.
+struct MmaCounts {
+  static constexpr int kOfRow = 8;
+  static constexpr bool has_room(int64_t m, int64_t tile_rows, int64_t tiles_across) {
+    return tiles_across <= kOfRow * ((m - 1) % tile_rows + 1);  // of the last tile
+  }
+  // Counts this block; how many were there before.
+  static __device__ unsigned count(const RowMoments& moments, int64_t row0) {
+    const unsigned tile = blockIdx.x, shift = 8 * (tile % kOfRow);
+    auto* const word =
+        reinterpret_cast<unsigned long long*>(moments.data) + (row0 + tile / kOfRow) * kMomentWords + kCountWord;
+    return static_cast<unsigned>(atomicAdd(word, 1ull << shift) >> shift) & 0xff;
+  }
+};
+
+// Leaves the block's sums for the tile's last block, which gets all of them, added in the blocks' order: true.
+template <class Shape, class Sum>
+__device__ bool gather_blocks(const MmaWork& work, int64_t row0, Sum (&own)[Shape::kOwnSixteens][Shape::kEights][4]) {
+  using FourSums = std::conditional_t<std::is_same_v<Sum, float>, float4, int4>;
+  const int64_t tile = int64_t{blockIdx.y} * gridDim.x + blockIdx.x;
+  FourSums* const parts =
+      static_cast<FourSums*>(work.parts) + tile * (Shape::kTileM * Shape::kTileN / 4 * Shape::kSplit);
+  const auto at = [&](int block, int i, int j) {
+    return parts + ((block * Shape::kOwnSixteens + i) * Shape::kEights + j) * Shape::kThreads + threadIdx.x;
+  };
+#pragma unroll
+  for (int i = 0; i < Shape::kOwnSixteens; ++i)
+#pragma unroll
+    for (int j = 0; j < Shape::kEights; ++j) {
+      const Sum(&s)[4] = own[i][j];
+      __stcg(at(static_cast<int>(blockIdx.z), i, j), FourSums{s[0], s[1], s[2], s[3]});
+    }
+  __threadfence();
+  __syncthreads();
+  const bool last = threadIdx.x == 0 && MmaCounts::count(work.counts, row0) == Shape::kSplit - 1;
+  if (!__syncthreads_or(last)) return false;
+  __threadfence();
+#pragma unroll
+  for (int i = 0; i < Shape::kOwnSixteens; ++i)
+#pragma unroll
+    for (int j = 0; j < Shape::kEights; ++j) {
+      Sum(&s)[4] = own[i][j];
+      s[0] = s[1] = s[2] = s[3] = 0;
+#pragma unroll
+      for (int block = 0; block < Shape::kSplit; ++block) {
+        const FourSums part = __ldcg(at(block, i, j));
+        s[0] += part.x, s[1] += part.y, s[2] += part.z, s[3] += part.w;
+      }
+    }
+  return true;
+}
+
+// A: the type of A's and B's elements. Grid: tiles across n, tiles along m, blocks of a tile.
 template <class A, class Shape, class Ending>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     mma_tile_kernel(const MmaWork work, const typename Ending::Arguments arguments) {
@@ -143,7 +204,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   const uint32_t base = shared_address(memory);
   const int64_t row0 = int64_t{blockIdx.y} * Shape::kTileM;
   const int column0 = static_cast<int>(blockIdx.x) * Shape::kTileN;
-  const int k_bytes = work.k * static_cast<int>(sizeof(A)), steps = (k_bytes + kStepBytes - 1) / kStepBytes;
+  const int k_bytes = work.k * static_cast<int>(sizeof(A)), all_steps = (k_bytes + kStepBytes - 1) / kStepBytes;
+  const int first_step = Shape::kSplit == 1 ? 0 : static_cast<int>(blockIdx.z) * all_steps / Shape::kSplit;
+  const int steps =
+      Shape::kSplit == 1 ? all_steps : static_cast<int>(blockIdx.z + 1) * all_steps / Shape::kSplit - first_step;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int of_tile = warp % Shape::kWarpsOfTile, part = warp / Shape::kWarpsOfTile;
   const int first_row = of_tile / Shape::kWarpsN * Shape::kWarpM;
@@ -154,8 +218,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   const StepCopies<Shape, Shape::kTileN> copies_b(work.b, column0, work.n, Operands::row_of_b(work.k), k_bytes);
   const StepCopies<Shape, Shape::kTileM> copies_a(work.a, row0, work.m, Operands::row_of_a(work.k), k_bytes);
   const auto stage_at = [&](int stage) { return base + stage * Shape::kStageBytes; };
-  const auto copy_b = [&](int stage, int step) { copies_b.copy(stage_at(stage) + Shape::kBytesA, step); };
-  const auto copy_a = [&](int stage, int step) { copies_a.copy(stage_at(stage), step); };
+  const auto copy_b = [&](int stage, int step) { copies_b.copy(stage_at(stage) + Shape::kBytesA, first_step + step); };
+  const auto copy_a = [&](int stage, int step) { copies_a.copy(stage_at(stage), first_step + step); };
   // No kernel changes weights while a model runs: they are asked for before the kernel ahead has ended.
 #pragma unroll
   for (int stage = 0; kStartsEarly && stage < kStages; ++stage)
@@ -268,6 +332,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
           own[i][j][0] += s.x, own[i][j][1] += s.y, own[i][j][2] += s.z, own[i][j][3] += s.w;
         }
   }
+  if constexpr (Shape::kSplit > 1)
+    if (!gather_blocks<Shape>(work, row0, own)) return;
 #pragma unroll
   for (int i = 0; i < kOwnSixteens; ++i) {
     Ending ending(arguments, work.m, work.n);
@@ -279,27 +345,47 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
 
 constexpr int kMostVectors = 3;  // of an Ending
 
+// Of blocks that divide k; of Context::gemm_workspace, in which every GPU's context has as much.
+constexpr int64_t kMostPartBytes = 4 << 20;
+constexpr int64_t part_bytes(const Tile& tile, int64_t m, int64_t n) {
+  return over(m, tile.rows) * over(n, tile.columns) * tile.split * tile.rows * tile.columns *
+         static_cast<int64_t>(sizeof(float));
+}
+
 template <class A, class Shape, class Ending>
 void launch_mma_tile(const Context<Cuda>& context, const char* name, const Product& p, const ProductData& data,
                      const typename Ending::Arguments& arguments) {
   static_assert(Ending::kVectors <= kMostVectors);
   constexpr int kBytes = Shape::kBytes + Ending::kVectors * 4 * Shape::kTileN;
-  const auto blocks = [](int64_t of, int64_t size) { return static_cast<unsigned>((of + size - 1) / size); };
-  launch_overlapped(context, name, mma_tile_kernel<A, Shape, Ending>,
-                    dim3(blocks(p.n, Shape::kTileN), blocks(p.m, Shape::kTileM)), Shape::kThreads, kBytes, 1,
-                    MmaWork{data.a, data.b, p.m, static_cast<int>(p.n), static_cast<int>(p.k)}, arguments);
+  constexpr bool kAddsMoments = requires { arguments.moments; };
+  MmaWork work{data.a, data.b, p.m, static_cast<int>(p.n), static_cast<int>(p.k)};
+  const auto launch = [&] {
+    launch_overlapped(context, name, mma_tile_kernel<A, Shape, Ending>,
+                      dim3(static_cast<unsigned>(over(p.n, Shape::kTileN)),
+                           static_cast<unsigned>(over(p.m, Shape::kTileM)), Shape::kSplit),
+                      Shape::kThreads, kBytes, 1, work, arguments);
+  };
+  if constexpr (Shape::kSplit == 1) {
+    launch();
+  } else if constexpr (kAddsMoments) {  // `supports` of mma_tile_cuda.cu has no others
+    FTBERT_CHECK(context.gemm_workspace && static_cast<int64_t>(context.gemm_workspace_bytes) >= kMostPartBytes, name,
+                 ": blocks that divide k need ", kMostPartBytes, " bytes of Context::gemm_workspace");
+    work.parts = context.gemm_workspace, work.counts = arguments.moments;
+    launch();
+  }
 }
 
 // Each is the fastest for some products of BERT's layers (mma_tile_cuda.cu).
-using MmaShapes = ShapeList<MmaShape<16, 32, 16, 32, 4, 128, 6, 3>, MmaShape<16, 64, 16, 64, 4, 128, 6, 2>,
-                            MmaShape<64, 32, 32, 32, 2, 128, 4, 2>, MmaShape<64, 64, 32, 64, 2, 128, 4, 2>,
-                            MmaShape<64, 96, 32, 48, 1, 128, 3, 2>, MmaShape<128, 128, 64, 64, 1, 64, 4, 2>,
-                            MmaShape<128, 192, 64, 48, 1, 64, 4, 1>>;
+using MmaShapes = ShapeList<MmaShape<16, 32, 16, 32, 4, 128, 6, 3>, MmaShape<32, 32, 32, 32, 4, 128, 6, 3>,
+                            MmaShape<64, 64, 32, 64, 2, 128, 4, 2>, MmaShape<64, 96, 32, 48, 1, 128, 3, 2>,
+                            MmaShape<64, 128, 32, 64, 1, 128, 3, 2>, MmaShape<96, 128, 48, 64, 1, 64, 4, 2>,
+                            MmaShape<128, 128, 64, 64, 1, 64, 4, 2>, MmaShape<16, 32, 16, 32, 4, 128, 6, 3, 4>,
+                            MmaShape<32, 32, 32, 32, 4, 128, 6, 3, 4>, MmaShape<64, 64, 32, 64, 2, 128, 4, 2, 4>>;
 
 // Heads are turned where a warp finishes whole ones.
 constexpr int kTurnedHead = 64;
 template <class Shape>
-inline constexpr bool kTurnsHeads = 8 * Shape::kEights == kTurnedHead;
+inline constexpr bool kTurnsHeads = 8 * Shape::kEights == kTurnedHead && Shape::kSplit == 1;
 
 // A variant of the kernel with that Ending, for A and B of 16 bits, where it has one.
 template <template <class E, class Shape> class Ending, class Arguments>

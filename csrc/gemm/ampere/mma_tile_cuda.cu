@@ -54,6 +54,7 @@ bool multiplies(const Gpu& gpu, const Product& p) {
 
 bool has_ending(int variant, const Product& p) {
   const Epilogue& e = p.epilogue;
+  if (MmaShapes::kVariants[variant].tile.split > 1 && !e.leaves_moments()) return false;
   if (!is_16_bit(p.a)) return is_plain(p) && (p.c != DType::e4m3 || is_gelu_or_gate(e));
   const bool plain_sums = e.activation == Activation::none && e.gate == Gate::none;
   if (e.residual) return e.leaves_moments() && p.before == Before::nothing && !e.heads && plain_sums;
@@ -61,26 +62,35 @@ bool has_ending(int variant, const Product& p) {
   return p.before == Before::nothing && plain_sums && e.heads.size == kTurnedHead && facts_of(variant).turns_heads;
 }
 
+// Where blocks divide k: each has steps, and there is room for their sums and counts.
+bool divides(int variant, const Product& p) {
+  const Tile& tile = MmaShapes::kVariants[variant].tile;
+  return tile.split == 1 ||
+         (p.k * bytes_of(p.a) >= tile.split * int64_t{facts_of(variant).step_bytes} &&
+          part_bytes(tile, p.m, p.n) <= kMostPartBytes && MmaCounts::has_room(p.m, tile.rows, over(p.n, tile.columns)));
+}
+
 bool supports(const Gpu& gpu, int variant, const Product& p) {
   return multiplies(gpu, p) && has_ending(variant, p) && p.n % (p.epilogue.gate != Gate::none ? 16 : 8) == 0 &&
-         over(p.m, MmaShapes::kVariants[variant].tile.rows) < (1 << 16) && std::max(p.n, p.k) < (1 << 24) &&
-         facts_of(variant).bytes <= std::max(gpu.shared_bytes, kLeastShared);
+         over(p.m, MmaShapes::kVariants[variant].tile.rows) < (1 << 16) && divides(variant, p) &&
+         std::max(p.n, p.k) < (1 << 24) && facts_of(variant).bytes <= std::max(gpu.shared_bytes, kLeastShared);
 }
 
 // A multiprocessor's blocks are there at once, `most` of them, or in waves. Microseconds: start + waves * steps * wait
-// + blocks of a multiprocessor * (steps * step + ending). Fitted to 110 products of BERT-base's, BERT-large's and
-// MiniLM's layers with 8 to 16384 rows, on an H200 that ran code for 8.0: 1 to 10 % off in the mean; what these lines
-// choose takes 1.02 times as long as the fastest of 28 shapes. No other GPU was measured: clocks divide all of it, and
-// `step` is at least as long as the tensor cores need. No line was fitted to operands of 8 bits: they take the steps of
-// their bytes, each as long, since the tensor cores multiply them at twice the rate.
+// + blocks of a multiprocessor * (steps * step + ending), of steps of a block. Fitted to 192 products of BERT-base's,
+// BERT-large's and MiniLM's layers with 8 to 16384 rows, on an H200 that ran code for 8.0: 4 to 8 % off in the mean;
+// what these lines choose takes 1.013 times as long as the fastest of 24 shapes. No other GPU was measured: clocks
+// divide all of it, and `step` is at least as long as the tensor cores need. No line was fitted to operands of 8 bits:
+// they take the steps of their bytes, each as long, since the tensor cores multiply them at twice the rate.
 struct Line {
   int most;
   double start, wait, step, ending;
 };
-constexpr Line kLines[] = {{6, 1.83, 0.0283, 0.0610, 0.090}, {3, 1.27, 0.0790, 0.0778, 0.457},
-                           {4, 1.99, 0.0899, 0.0953, 0.294}, {3, 2.06, 0.0642, 0.1706, 0.457},
-                           {3, 2.35, 0.0666, 0.2503, 0.547}, {2, 2.64, 0.1232, 0.2661, 1.319},
-                           {1, 0.52, 0.4935, 0, 3.552}};
+constexpr Line kLines[] = {{5, 1.68, 0.0893, 0.0434, 0.165}, {4, 1.64, 0.1139, 0.0423, 0.356},
+                           {3, 1.92, 0.1086, 0.1613, 0.491}, {3, 2.13, 0.1484, 0.2295, 0.596},
+                           {2, 1.92, 0.1561, 0.3043, 0.977}, {2, 2.06, 0.1155, 0.1855, 1.349},
+                           {2, 2.79, 0.1578, 0.2510, 1.351}, {6, 2.81, 0.1501, 0.0398, 0.227},
+                           {4, 2.65, 0.2300, 0.0145, 0.538}, {3, 3.20, 0.2420, 0.0942, 1.257}};
 static_assert(std::size(kLines) == MmaShapes::kCount);
 constexpr double kActivation = 1.3;  // of 16384 elements on a multiprocessor, with erf GELU
 
@@ -91,8 +101,8 @@ double line_microseconds(const Gpu& gpu, int variant, const Product& p) {
   const double slower = kMeasuredHz / clock_of(gpu);
   const int room = gpu.shared_bytes_of_sm > 0 ? std::max(gpu.shared_bytes_of_sm / (facts.bytes + 1024), 1) : line.most;
   const int at_once = std::min(line.most, room);
-  const int64_t blocks = over(p.m, tile.rows) * over(p.n, tile.columns),
-                steps = over(p.k * bytes_of(p.a), facts.step_bytes);
+  const int64_t blocks = over(p.m, tile.rows) * over(p.n, tile.columns) * tile.split,
+                steps = over(over(p.k * bytes_of(p.a), facts.step_bytes), tile.split);
   const int64_t sms = std::max(gpu.sm_count, 1), of_sm = over(blocks, sms), waves = over(of_sm, at_once);
   const double area = static_cast<double>(tile.rows) * tile.columns;
   const double needed = area * (facts.step_bytes / 2) / (mma_rate(gpu) / static_cast<double>(sms));

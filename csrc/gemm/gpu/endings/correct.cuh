@@ -51,9 +51,8 @@ struct Correct {
     wait_for_inputs();
     if (arguments.norm.gamma) scales.look(arguments.norm, row0 + Fragment::row(), m);
     if (column0 == 0 && lane < 16 && row0 + lane < m) {
-      long long* const to = arguments.cleared.data + (row0 + lane) * kMomentWords;
-      *reinterpret_cast<longlong2*>(to) = {0, 0};
-      to[2] = 0;
+      auto* const to = reinterpret_cast<longlong2*>(arguments.cleared.data + (row0 + lane) * kMomentWords);
+      to[0] = to[1] = {0, 0};
     }
   }
 
