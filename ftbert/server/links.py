@@ -18,13 +18,16 @@ from ftbert.server import frames
 from ftbert.server.description import Description
 from ftbert.server.frames import Frame
 from ftbert.server.job import EngineFace, Failure, Job, Part, Result, Written
+from ftbert.server.joined_jobs import JoinedJobs
 
 # An engine says that it lives every TICK seconds; without a word for STALE it counts as not ready.
 TICK, STALE = 0.1, 2.0
 # Seconds between two looks for requests past their deadline: a timer for each would cost every request one.
 _LOOK = 0.02
 # Requests that are sent together at most: the engine wakes for each write, and may have done others' work by then.
-_TOGETHER = 16
+# Single texts become one request (joined_jobs.py) of as many as the engine computes in some seconds: a request's later
+# texts yield to newcomers by the time that its earlier texts take.
+_TOGETHER, _JOINED = 16, 0.002
 _ids = itertools.count(1)
 _NO_ROWS = np.empty((0, 0), np.float32)
 
@@ -278,7 +281,9 @@ class SocketLink(Link, asyncio.Protocol):
         self._heard = 0.0
         self._says_ready = False
         self._lost = asyncio.Event()
-        self._unsent: list[bytes] = []
+        self._unsent: list[Job] = []
+        self._joined = JoinedJobs()
+        self._rate = 0.0  # the engine's tokens/s
 
     async def connect(self) -> None:
         while True:
@@ -300,6 +305,7 @@ class SocketLink(Link, asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._transport, self._says_ready = None, False
         self._unsent.clear()
+        self._joined.clear()
         self._queued = self._sent = 0
         self.fail_all("the engine has stopped")
         self._lost.set()
@@ -308,33 +314,47 @@ class SocketLink(Link, asyncio.Protocol):
         self._heard = time.monotonic()
         for kind, payload in self._reader.feed(data):
             if kind == Frame.PARTS:
-                self.deliver_here(frames.read_parts(payload))
+                self._deliver_apart(frames.read_parts(payload))
             elif kind == Frame.FAILURES:
-                self.deliver_here(frames.read_failures(payload))
+                self._deliver_apart(frames.read_failures(payload))
             elif kind == Frame.TOKENS:
                 self.deliver_here(frames.read_tokens(payload))
             elif kind == Frame.STATUS:
-                self._says_ready, self._queued, _ = frames.read_status(payload)
+                self._says_ready, self._queued, self._rate = frames.read_status(payload)
                 self._sent, self._statuses = 0, self._statuses + 1
             elif kind == Frame.HELLO:
                 self.description = frames.read_hello(payload)
 
+    def _deliver_apart(self, found: list[Result]) -> None:
+        results, again = self._joined.apart(found)
+        self.deliver_here(results)
+        self._write([frames.submit(job) for job in again])
+
     def _send(self, job: Job) -> None:
         """At once where the engine has nothing of this worker to compute; else with what others send in this turn."""
-        self._unsent.append(frames.submit(job))
+        self._unsent.append(job)
         if len(self._pending) == 1 or len(self._unsent) == _TOGETHER:
             self._flush()
         elif len(self._unsent) == 1:
             self.loop.call_soon(self._flush)
 
     def _send_cancel(self, job: Job) -> None:
-        self._unsent.append(frames.cancel([job.id]))
-        self._flush()
+        if job in self._unsent:
+            self._unsent.remove(job)
+            return
+        cancelled, others = self._joined.leave(job)
+        self._write([frames.cancel([cancelled])])
+        for other in others:
+            self._send(other)
 
     def _flush(self) -> None:
-        if self._unsent and self._transport is not None:
-            self._transport.write(b"".join(self._unsent))
-        self._unsent.clear()
+        if self._unsent:
+            jobs, self._unsent = self._unsent, []
+            self._write([frames.submit(job) for job in self._joined.join(jobs, next_id(), _JOINED * self._rate)])
+
+    def _write(self, made: list[bytes]) -> None:
+        if made and self._transport is not None:
+            self._transport.write(b"".join(made))
 
 
 def next_id() -> int:
