@@ -148,7 +148,7 @@ def checked_op(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def register() -> None:
-    """Called once, after the library is loaded."""
+    """Called after the library is loaded, and again by a package that is imported anew, whose fakes count then."""
     for name, fake in _FAKES.items():
-        torch.library.register_fake(f"ftbert::{name}", checked_op(name, fake))
+        torch.library.register_fake(f"ftbert::{name}", checked_op(name, fake), allow_override=True)
     register_fake_class("ftbert::Encoder", _FakeEncoder)  # type: ignore[arg-type]

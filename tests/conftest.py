@@ -25,12 +25,23 @@ if (_worker := os.environ.get("PYTEST_XDIST_WORKER")) and (_count := torch.cuda.
 
 load_test_ops()  # before modules ask for their names
 
-has_int8 = pytest.mark.skipif(build_info()["cpu_int8"] == "none", reason="this CPU has no instructions for int8")
+# Asked of the library where a test begins: build_info() starts CUDA, and processes are forked from one that has imported
+# this module (test_process_ranks.py).
+has_int8 = pytest.mark.cpu_int8
 
 torch.backends.cudnn.allow_tf32 = False  # references convolve in float32, as they multiply: torch's default rounds these alone
 
 VOCAB_WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *[chr(c) for c in range(97, 123)]]
 VOCAB_WORDS += ["##" + chr(c) for c in range(97, 123)] + [f"word{i}" for i in range(40)] + list("0123456789.,!?")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "cpu_int8: for CPUs that multiply int8")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("cpu_int8") and build_info()["cpu_int8"] == "none":
+        pytest.skip("this CPU has no instructions for int8")
 
 
 def first_of(module: Any, ids: torch.Tensor, mask: torch.Tensor | None = None) -> list[torch.Tensor]:
