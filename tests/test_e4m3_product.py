@@ -11,7 +11,7 @@ import pytest
 import reference
 import torch
 from conftest import Place
-from own_kernels import VARIANTS, WORDS, have_warpgroups, multiplies, supports
+from own_kernels import VARIANTS, WHOLE_TILES, WORDS, have_warpgroups, multiplies, supports
 from torch import Tensor
 
 from ftbert._library import load_library
@@ -98,7 +98,7 @@ def parts(variant: str) -> int:
 
 def able(kernel: str, variant: str, m: int, n: int, k: int) -> bool:
     if kernel == "mma_tile":
-        return True
+        return variant in WHOLE_TILES
     if kernel == "wgmma_persistent":
         return "pairs" not in variant or -(-n // 128) % 2 == 0
     return variant in OF_TILE and m <= 32 * int(variant.split("x")[0]) and -(-k // 128) >= parts(variant)

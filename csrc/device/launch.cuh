@@ -59,6 +59,9 @@ struct Presence {
   }
 };
 
+// Unasked a block has 48 KB of shared memory, those that a kernel declares itself among them: here up to 16.
+constexpr size_t kUnasked = 32 << 10;
+
 // Bytes of shared memory beside a kernel's own. most: what other launches of the same kernel, of other threads too, may
 // ask for.
 struct SharedBytes {
@@ -72,7 +75,7 @@ struct SharedBytes {
 template <class... Parameters, class... Arguments>
 void launch_overlapped(const Context<Cuda>& context, const char* name, void (*kernel)(Parameters...), dim3 grid,
                        unsigned threads, SharedBytes shared, Presence presence, Arguments... arguments) {
-  if (shared.most > 48 * 1024)  // more than a kernel has unasked
+  if (shared.most > kUnasked)
     cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared.most)),
                name, __FILE__, __LINE__);
   cudaLaunchAttribute attributes[4]{};
