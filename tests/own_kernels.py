@@ -11,7 +11,7 @@ from ftbert.tuning import Product, described, tuner_module
 
 _module = tuner_module()
 VARIANTS: dict[str, list[str]] = dict(_module.own_kernels())
-# Variants of mma_tile in which one block makes a tile. Variants whose blocks divide k leave moments of a residual sum alone.
+# Variants of mma_tile in which one block makes a tile. Those whose blocks divide k are for products that leave moments.
 WHOLE_TILES = [variant for variant in VARIANTS.get("mma_tile", []) if " k" not in variant]
 WORDS = {dtype: word for word, dtype in DTYPES.items()}
 

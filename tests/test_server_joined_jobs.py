@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("httptools", reason="the extra `serve` is not installed")
 from ftbert.server import frames
+from ftbert.server.batcher import Batcher, Limits
 from ftbert.server.frames import Frame
 from ftbert.server.job import Failure, Job, Kind, Part, Result
 from ftbert.server.links import Failed, SocketLink, next_id
@@ -128,7 +129,7 @@ def test_a_failure_of_one_is_not_the_others() -> None:
     run(body)
 
 
-def test_a_refusal_is_everybodys() -> None:
+def test_a_refusal_of_everybody() -> None:
     async def body() -> None:
         wire = Wire()
         calls = [wire.link.submit(job(i)) for i in range(4)]
@@ -156,13 +157,51 @@ def test_who_goes_leaves_the_others() -> None:
         for gone in calls[2:4]:
             wire.link.cancel(gone, RuntimeError("gone"))
         await asyncio.sleep(0)
-        (again,) = wire.taken()
-        assert wire.cancelled == [joined.id] and again.texts == 2
-        wire.say(rows_of(joined), rows_of(again), rows_of(first))  # the first was on its way
+        assert not wire.taken() and not wire.cancelled  # the others keep their place
+        wire.say(rows_of(joined), rows_of(first))
         assert [(await calls[i].future).rows[0, 0] for i in (0, 4, 5)] == [0, 4, 5]
         for gone in calls[1:4]:
             with pytest.raises(RuntimeError, match="gone"):
                 await gone.future
+
+
+def test_what_all_have_left_is_cancelled() -> None:
+    async def body() -> None:
+        wire = Wire()
+        calls = [wire.link.submit(job(i)) for i in range(4)]
+        await asyncio.sleep(0)
+        _, joined = wire.taken()
+        wire.say(rows_of(joined, 0, 1))
+        for gone in calls[2:]:
+            assert not wire.cancelled
+            wire.link.cancel(gone, RuntimeError("gone"))
+            assert gone.future.exception()
+        assert wire.cancelled == [joined.id] and (await calls[1].future).rows[0, 0] == 1
+        assert not wire.link._joined._members and not wire.link._joined._joined_in
+
+    run(body)
+
+
+def test_a_member_that_asks_for_less_time_is_refused_alone() -> None:
+    """A joined request has the earliest deadline of all."""
+
+    async def body() -> None:
+        wire, queue = Wire(), Batcher(Limits(65536), RATE)
+        now = time.monotonic()
+        assert queue.admit(job(*[1] * 500_000), now) is None  # half a second
+        calls = [wire.link.submit(job(i, deadline=now + seconds)) for i, seconds in enumerate((9, 1.1, 0.3))]
+        await asyncio.sleep(0)
+        sent = wire.taken()
+        assert [one.texts for one in sent] == [1, 2]
+        for one in sent:
+            failure = queue.admit(one, now)
+            wire.say(failure if failure is not None else rows_of(one))
+        for one in wire.taken():
+            failure = queue.admit(one, now)
+            wire.say(failure if failure is not None else rows_of(one))
+        assert [call.future.exception() is None for call in calls] == [True, True, False] and not wire.link.full
+
+    run(body)
 
     run(body)
 

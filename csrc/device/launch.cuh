@@ -59,7 +59,7 @@ struct Presence {
   }
 };
 
-// Unasked a block has 48 KB of shared memory, those that a kernel declares itself among them: here up to 16.
+// A block has 48 KB of shared memory without a launch that asks for more. Kernels declare up to 16 of these themselves.
 constexpr size_t kUnasked = 32 << 10;
 
 // Bytes of shared memory beside a kernel's own. most: what other launches of the same kernel, of other threads too, may

@@ -14,7 +14,7 @@ class JoinedJobs:
     """Of one connection to an engine."""
 
     def __init__(self) -> None:
-        self._members: dict[int, list[Job | None]] = {}  # of a joined request, by text; None: answered
+        self._members: dict[int, list[Job | None]] = {}  # of a joined request, by text; None: answered, or left
         self._joined_in: dict[int, int] = {}  # a member's id: the joined request's
 
     def join(self, jobs: list[Job], new_id: int, most: float) -> list[Job]:
@@ -54,18 +54,23 @@ class JoinedJobs:
                     del self._members[one.id]
             elif isinstance(one, Failure):
                 left = self._forget(one.id)
-                if one.status == 429:  # each would be refused
+                if one.full:  # everybody is refused
                     results += [replace(one, id=job.id) for job in left]
                 else:
                     again += left
         return results, again
 
-    def leave(self, job: Job) -> tuple[int, list[Job]]:
-        """The id to cancel, and the jobs to be sent anew that were joined with this one."""
-        joined = self._joined_in.get(job.id)
+    def leave(self, job: Job) -> int | None:
+        """The id to cancel. None: others that it was joined with are still waited for, and it is computed with them."""
+        joined = self._joined_in.pop(job.id, None)
         if joined is None:
-            return job.id, []
-        return joined, [other for other in self._forget(joined) if other is not job]
+            return job.id
+        members = self._members[joined]
+        members[members.index(job)] = None
+        if any(members):
+            return None
+        del self._members[joined]
+        return joined
 
     def clear(self) -> None:
         self._members.clear()

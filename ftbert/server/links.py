@@ -25,7 +25,7 @@ TICK, STALE = 0.1, 2.0
 # Seconds between two looks for requests past their deadline: a timer for each would cost every request one.
 _LOOK = 0.02
 # Requests that are sent together at most: the engine wakes for each write, and may have done others' work by then.
-# Single texts become one request (joined_jobs.py) of as many as the engine computes in some seconds: a request's later
+# Single texts become one request (joined_jobs.py), as many as the engine computes in _JOINED seconds: a request's later
 # texts yield to newcomers by the time that its earlier texts take.
 _TOGETHER, _JOINED = 16, 0.002
 _ids = itertools.count(1)
@@ -328,6 +328,8 @@ class SocketLink(Link, asyncio.Protocol):
     def _deliver_apart(self, found: list[Result]) -> None:
         results, again = self._joined.apart(found)
         self.deliver_here(results)
+        for job in again:
+            job.sent = self._heard
         self._write([frames.submit(job) for job in again])
 
     def _send(self, job: Job) -> None:
@@ -342,10 +344,8 @@ class SocketLink(Link, asyncio.Protocol):
         if job in self._unsent:
             self._unsent.remove(job)
             return
-        cancelled, others = self._joined.leave(job)
-        self._write([frames.cancel([cancelled])])
-        for other in others:
-            self._send(other)
+        if (cancelled := self._joined.leave(job)) is not None:
+            self._write([frames.cancel([cancelled])])
 
     def _flush(self) -> None:
         if self._unsent:

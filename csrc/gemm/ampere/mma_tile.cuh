@@ -134,8 +134,8 @@ struct MmaWork {
   RowMoments counts = {};
 };
 
-// A tile counts its blocks in a byte of a word that the product ahead clears with the moments: eight tiles of columns
-// in a row, which is one of the tiles' own.
+// A tile counts its blocks in a byte of a word of the moments, which the block's first product clears with them
+// (endings/correct.cuh): eight tiles of columns in the word of one of their rows.
 struct MmaCounts {
   static constexpr int kOfRow = 8;
   static constexpr bool has_room(int64_t m, int64_t tile_rows, int64_t tiles_across) {
@@ -345,7 +345,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
 
 constexpr int kMostVectors = 3;  // of an Ending
 
-// Of blocks that divide k; of Context::gemm_workspace, in which every GPU's context has as much.
+// The most bytes of sums of blocks that divide k: every GPU's Context::gemm_workspace has as many at least.
 constexpr int64_t kMostPartBytes = 4 << 20;
 constexpr int64_t part_bytes(const Tile& tile, int64_t m, int64_t n) {
   return over(m, tile.rows) * over(n, tile.columns) * tile.split * tile.rows * tile.columns *
@@ -358,20 +358,19 @@ void launch_mma_tile(const Context<Cuda>& context, const char* name, const Produ
   static_assert(Ending::kVectors <= kMostVectors);
   constexpr int kBytes = Shape::kBytes + Ending::kVectors * 4 * Shape::kTileN;
   constexpr bool kAddsMoments = requires { arguments.moments; };
-  MmaWork work{data.a, data.b, p.m, static_cast<int>(p.n), static_cast<int>(p.k)};
-  const auto launch = [&] {
+  if constexpr (Shape::kSplit > 1 && !kAddsMoments) {
+    fail(name, ": blocks divide k of products that leave moments alone");
+  } else {
+    MmaWork work{data.a, data.b, p.m, static_cast<int>(p.n), static_cast<int>(p.k)};
+    if constexpr (Shape::kSplit > 1) {
+      FTBERT_CHECK(context.gemm_workspace && static_cast<int64_t>(context.gemm_workspace_bytes) >= kMostPartBytes, name,
+                   ": blocks that divide k need ", kMostPartBytes, " bytes of Context::gemm_workspace");
+      work.parts = context.gemm_workspace, work.counts = arguments.moments;
+    }
     launch_overlapped(context, name, mma_tile_kernel<A, Shape, Ending>,
                       dim3(static_cast<unsigned>(over(p.n, Shape::kTileN)),
                            static_cast<unsigned>(over(p.m, Shape::kTileM)), Shape::kSplit),
                       Shape::kThreads, kBytes, 1, work, arguments);
-  };
-  if constexpr (Shape::kSplit == 1) {
-    launch();
-  } else if constexpr (kAddsMoments) {  // `supports` of mma_tile_cuda.cu has no others
-    FTBERT_CHECK(context.gemm_workspace && static_cast<int64_t>(context.gemm_workspace_bytes) >= kMostPartBytes, name,
-                 ": blocks that divide k need ", kMostPartBytes, " bytes of Context::gemm_workspace");
-    work.parts = context.gemm_workspace, work.counts = arguments.moments;
-    launch();
   }
 }
 

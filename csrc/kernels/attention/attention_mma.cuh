@@ -2,10 +2,10 @@
 // laid out for sequences of 16 to 512 tokens.
 //
 // A CTA of kWarps warps takes 16 * kRowTiles * kWarps consecutive queries of one head of one sequence; each warp owns
-// 16 * kRowTiles of them from scores to output. Two row tiles use every key and value fragment twice: with one, shared
-// memory is the limit (147 us against 127 for 32x512, 12 heads of 64, on an H200). Key and value tiles come through two
-// shared-memory stages. A CTA is as small as the longest sequence allows, warps past the end of a sequence only help
-// to load, and 16-key blocks past it are not multiplied: short sequences do not pay for the tile's size.
+// 16 * kRowTiles of them from scores to output. Two row tiles use every key and value fragment twice, one makes twice
+// as many CTAs (attention_cuda.cu chooses). Key and value tiles come through two shared-memory stages. For up to 32
+// tokens a CTA has as few warps as the longest sequence needs; warps past the end of a sequence only help to load, and
+// 16-key blocks past it are not multiplied.
 #pragma once
 #include "device/wgmma.cuh"
 #include "kernels/attention/attention_bias.cuh"

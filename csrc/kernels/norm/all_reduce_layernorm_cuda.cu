@@ -178,9 +178,10 @@ void add_bias_input_layernorm(Context<Cuda>& context, const PartialSums<T>& x, c
         FTBERT_CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&fitting, kernel, Shape::kMaxThreads, shared));
         RowLaunch on = row_launch<Shape>(rows, context.sm_count);
         on.blocks = std::min(on.blocks, static_cast<unsigned>(fitting * context.sm_count));
-        launch_overlapped(context, "kernel all_reduce_layernorm", kernel, on.blocks, on.threads, shared, 1,
-                          static_cast<const PeerParts&>(x), native(bias), native(input), native(norm.gamma),
-                          native(norm.beta), norm.eps, rows, cols, native(sum), native(out), norm.offset, beside...);
+        launch_overlapped(context, "kernel all_reduce_layernorm", kernel, on.blocks, on.threads,
+                          SharedBytes(shared, kMostVectors), 1, static_cast<const PeerParts&>(x), native(bias),
+                          native(input), native(norm.gamma), native(norm.beta), norm.eps, rows, cols, native(sum),
+                          native(out), norm.offset, beside...);
       });
     });
   });
