@@ -28,6 +28,9 @@ load_test_ops()  # before modules ask for their names
 # Asked of the library where a test begins: build_info() starts CUDA, and processes are forked from one that has imported
 # this module (test_process_ranks.py).
 has_int8 = pytest.mark.cpu_int8
+has_bf16 = pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this CPU has no instructions for bf16"
+)
 
 torch.backends.cudnn.allow_tf32 = False  # references convolve in float32, as they multiply: torch's default rounds these alone
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Place
+from conftest import Place, has_bf16
 from families import make_model
 from stub_model import Mirror
 from tokenizers_offline import sentence_folder
@@ -63,6 +63,7 @@ def test_half_precision_is_held_against_transformers_in_half() -> None:
     assert not check(Mirror(add_at_one_token(1.0), torch.bfloat16)).passed
 
 
+@has_bf16
 def test_cosines_are_held_against_transformers_too(place: Place) -> None:
     """A random UMT5 loses more to bfloat16 than the usual cosine allows, in transformers as here."""
     dtype = torch.bfloat16 if place.device == "cpu" else place.dtype

@@ -171,7 +171,7 @@ def test_the_table_of_formats_is_the_cores() -> None:
 def test_a_folder_of_fp8_on_other_devices(folder: Path, tmp_path: Path, gpu: Any) -> None:
     quantize(folder, tmp_path / "fp8")
     for dtype in ("fp32", "bf16", "fp8", "auto"):
-        with pytest.raises(ValueError, match="fp8"):
+        with pytest.raises(ValueError, match="fp8|no products in bf16 on this CPU"):
             ftbert.load(tmp_path / "fp8", dtype=dtype)
     gpu((8, 0))
     for dtype in ("fp16", "auto"):

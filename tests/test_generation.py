@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import Place, has_int8
+from conftest import Place, has_bf16, has_int8
 from language_models import FAMILIES, loaded, made, random_llama, texts
 from small_tokenizers import tokenizer
 from tokenizers import Tokenizer
@@ -282,7 +282,7 @@ def test_the_tokenizer_is_transformers(model: ftbert.Model, folder: Path, place:
 # ---- what cannot be -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["bf16", pytest.param("int8", marks=has_int8)])
+@pytest.mark.parametrize("dtype", [pytest.param("bf16", marks=has_bf16), pytest.param("int8", marks=has_int8)])
 def test_narrow_products(folder: Path, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stream and the cache are float32 there. The first token is that of a call without the cache."""
     monkeypatch.setenv("FTBERT_CACHE", str(tmp_path))

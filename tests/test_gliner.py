@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Place
+from conftest import Place, has_bf16
 from fake_hub import Hub
 from gliner_models import LABELS, SHAPES, TEXTS, make_gliner
 
@@ -69,6 +69,7 @@ def test_windows_of_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert_same(model.predict_entities(TEXTS, EACH, threshold=0.2), want, 1e-6)
 
 
+@has_bf16
 def test_in_sixteen_bits(place: Place, tmp_path: Path) -> None:
     """Probabilities of all runs of words, each label's."""
     make_gliner(tmp_path / "m", "no lstm")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from compare import assert_close
-from conftest import Place, make_bert
+from conftest import Place, has_bf16, make_bert
 from families import LAYERED, make_batch, make_model, masks_of
 from language_models import FAMILIES as DECODERS
 from language_models import assert_same_decoders, made, run
@@ -173,7 +173,7 @@ def test_hidden_states_of_shared_layers(place: Place) -> None:
         assert_same(mine, other, place)
 
 
-@pytest.mark.parametrize("dtype", ["q8_0", "bf16"])
+@pytest.mark.parametrize("dtype", ["q8_0", pytest.param("bf16", marks=has_bf16)])
 def test_other_matrices(place: Place, dtype: str) -> None:
     reference = shared_model("bert", hidden_size=256, intermediate_size=256)
     alone, staged = both(reference, place, 2, dtype=dtype)

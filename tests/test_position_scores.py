@@ -11,7 +11,7 @@ import pytest
 import reference
 import torch
 from compare import assert_close, assert_no_worse
-from conftest import VOCAB_WORDS, Place, has_int8
+from conftest import VOCAB_WORDS, Place, has_bf16, has_int8
 from families import make_batch, make_model
 
 import ftbert
@@ -174,7 +174,7 @@ def test_positions_that_a_file_holds_and_nothing_reads(tmp_path: Path) -> None:
         assert_close(fast(**batch).logits, model(**batch).logits, atol=3e-5)
 
 
-@pytest.mark.parametrize("dtype", ["bf16", pytest.param("int8", marks=has_int8)])
+@pytest.mark.parametrize("dtype", [pytest.param("bf16", marks=has_bf16), pytest.param("int8", marks=has_int8)])
 @pytest.mark.parametrize("family", ["deberta", "deberta-v2"])
 def test_in_bf16_and_in_8_bits_on_the_cpu(tmp_path: Path, family: str, dtype: str) -> None:
     """Calibration sees a shared projection's tokens and its table; the table itself stays in float."""

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from compare import assert_same
+from conftest import has_bf16
 from sentence_transformers import (
     CrossEncoder,
     MultiVectorEncoder,
@@ -242,6 +243,7 @@ def test_preprocess(tmp_path: Path, side: str) -> None:
             getattr(live, name)
 
 
+@has_bf16
 def test_arguments_of_load(tmp_path: Path) -> None:
     folder = sentence_folder(tmp_path)
     usual = {"trust_remote_code": False, "backend": "torch", "cache_folder": None, "local_files_only": False}
@@ -264,6 +266,7 @@ def test_arguments_of_load(tmp_path: Path) -> None:
             ftbert.load(folder, **given)
 
 
+@has_bf16
 def test_warnings_name_the_callers_line(tmp_path: Path) -> None:
     prompts = {"query": "q: "}
     scores = ftbert.load(folder_of(tmp_path / "a"))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import has_bf16
 from served import with_head
 
 import ftbert
@@ -24,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Callable[..., Pa
     return tiny_bert(tmp_path_factory.mktemp("weights"), hidden_size=256, intermediate_size=1024, num_hidden_layers=4)
 
 
-@pytest.mark.parametrize("dtype", [None, "fp32", "bf16", "auto", "q8_0"])
+@pytest.mark.parametrize("dtype", [None, "fp32", pytest.param("bf16", marks=has_bf16), "auto", "q8_0"])
 def test_it_is_what_the_loaded_model_has(folder: Path, dtype: str | None, tmp_path: Path) -> None:
     """As its TorchScript file, which holds all of it once, beside a few kilobytes."""
     torch.jit.script(ftbert.load(folder, dtype=dtype).module).save(str(tmp_path / "model.pt"))

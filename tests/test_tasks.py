@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from compare import assert_same
-from conftest import has_int8
+from conftest import has_bf16, has_int8
 from families import make_model
 from safetensors.torch import load_file, save_file
 from served import in_thread
@@ -161,6 +161,7 @@ def test_queries_and_documents(jina: Jina3) -> None:
     assert model.prompts["retrieval.query"] == "Query hello "
 
 
+@has_bf16
 def test_a_task_is_merged_once_and_kept(jina: Jina3, monkeypatch: pytest.MonkeyPatch) -> None:
     import ftbert.task_models
 
