@@ -164,6 +164,8 @@ def test_who_goes_leaves_the_others() -> None:
             with pytest.raises(RuntimeError, match="gone"):
                 await gone.future
 
+    run(body)
+
 
 def test_what_all_have_left_is_cancelled() -> None:
     async def body() -> None:
@@ -200,8 +202,6 @@ def test_a_member_that_asks_for_less_time_is_refused_alone() -> None:
             failure = queue.admit(one, now)
             wire.say(failure if failure is not None else rows_of(one))
         assert [call.future.exception() is None for call in calls] == [True, True, False] and not wire.link.full
-
-    run(body)
 
     run(body)
 
