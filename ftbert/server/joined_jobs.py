@@ -85,8 +85,8 @@ class JoinedJobs:
 
 
 def _joins(job: Job, first: Job) -> bool:
-    """Whether it has one text with one row of the result, nothing beside its ids, and the first one's kind and adapter.
-    Deadlines are close, since the earliest becomes that of all."""
+    """Whether `job` is a single text with a single row of the result, nothing beside its ids, and the kind and adapter
+    of `first`. Deadlines are close, since the earliest counts for all."""
     plain = job.texts == 1 and job.kind.rows_of == "texts" and job.deadline < inf
     beside = (job.skip, job.types, job.marked, job.targets, job.keys, job.query, job.writing)
     return (
