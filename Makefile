@@ -189,7 +189,8 @@ test: | $(PYTHON)  ## everything that CI runs
 	printf '\n== fetched and read meanwhile\n'; cat build/fetches.log build/ray.log build/lint.log; [ -z "$$failed" ]; \
 	trap - EXIT; \
 	$(MAKE) cuda-compile avx2-test; \
-	FTBERT_TEST_CLIENTS_PYTHON=$(CLIENTS)/bin/python FTBERT_TEST_RAY_PYTHON=$(RAY)/bin/python $(MAKE) py-test
+	FTBERT_TEST_CLIENTS_PYTHON=$(CLIENTS)/bin/python $(MAKE) py-test; \
+	$(MAKE) ray-test
 
 py-test: test-build models $(ONNX)  ## pytest alone; ARGS="-k softmax", WORKERS=0: in one process
 	@printf '\n== pytest\n'; export OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$$(( \

@@ -62,6 +62,8 @@ def cluster() -> Iterator[Nodes]:
             # Else a driver takes 127.0.0.1 for this machine's other address.
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
             "API_KEY": "a-key", "BATCH_TOKENS": "512",  # else each replica times sizes for 5 s
+            # Seconds; by default a proxy that imports for 15 is killed.
+            "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60", "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
         }  # fmt: skip
         log = Path(files) / "nodes.log"
         with log.open("wb") as errors:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -56,19 +55,17 @@ def test_a_chat_template_that_is_none(tmp_path: Path, caplog: pytest.LogCaptureF
 
 def test_a_chat_template_that_loops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its request is refused in time; others are answered meanwhile."""
-    monkeypatch.setattr(writing, "_RENDERING", 0.5)
+    monkeypatch.setattr(writing, "_RENDERING", 3.0)
     monkeypatch.setattr("ftbert.text.tokenizer._RENDERING", 0.1)
     folder = llama(tmp_path / "m")
     (folder / "chat_template.jinja").write_text("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}")
     with in_thread(("m", folder)) as server, ThreadPoolExecutor(1) as threads:
         chat = threads.submit(server.call, "POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]})
-        until, answered = time.monotonic() + 0.3, 0
-        while time.monotonic() < until:
+        for _ in range(3):
             assert server.post("/v1/completions", {"prompt": "a", "max_tokens": 2})
-            answered += 1
-        assert answered > 2 and not chat.done()
+        assert not chat.done()
         reply = chat.result()
-    assert reply.status == 422 and "it was not done in 0.5 s" in reply.json()["message"]
+    assert reply.status == 422 and "it was not done in 3 s" in reply.json()["message"]
 
 
 def test_a_model_that_sees_what_follows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
