@@ -205,7 +205,7 @@ ray-test: test-build $(RAY)/.installed  ## the examples for Ray on a cluster of 
 	@printf '\n== Ray\n'; FTBERT_TEST_RAY_PYTHON=$(RAY)/bin/python $(PYTHON) -m pytest tests/test_ray.py $(ARGS)
 
 # What depends on the CPU, once more as on one without AVX-512, whatever this machine has; of whole models small ones.
-HELD := kernels model rows
+HELD := int8_product kernels model rows
 HELD_LESS := not (auto-base or auto-large or spearman)
 avx2-test: test-build models  ## pytest of the CPU's part, held to AVX2
 	@printf '\n== pytest, held to AVX2\n'

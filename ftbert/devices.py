@@ -105,7 +105,7 @@ def _check_stored(device: torch.device, dtype: Dtype) -> None:
         if stored.other == "byte_rows" and build_info()["cpu_int8"] == "none":
             raise ValueError(
                 f"{word}: this CPU has no instructions with which it would be faster than fp32 (VNNI, AVX-VNNI, "
-                "AMX-INT8); use fp32"
+                "AMX-INT8, or AVX2 alone); use fp32"
             )
         return
     gpu = Gpu.of(device)

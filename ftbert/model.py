@@ -62,16 +62,16 @@ def load(
 ) -> Model:
     """A model ready to compute.
 
-    source: a folder of ftbert, HuggingFace or GLiNER, an .onnx or .gguf file, a hub id, a live model. device:
-    "cpu", "cuda", "cuda:1"; several GPUs, as a list or "cuda:*" for all, have a replica each and share the batches of
-    texts (docs/several_gpus.md). parallel: one model instead, over these devices or over the processes of
-    torch.distributed's default group, each on its own device, which all make the same calls. "tensor": each has a share
-    of every layer. "pipeline": each has some of the layers, and the first the embeddings and the heads; ids and results
-    lie there. Large calls go through in parts of whole sequences; one that has its mask or cu_seqlens on a GPU then
-    waits for them. `generate` refuses several processes so. dtype: fp32, fp16 (GPU only), bf16 and q8_0 (GPUs from
-    compute capability 8.0 on, CPUs), fp8 (from 8.9 on), int8 (from 8.0 on, CPUs with VNNI, AVX-VNNI or AMX); on the CPU
-    bf16 is that of the matrix products' operands, with float sums: all else and the results are float32. None: "auto"
-    for folders that were quantized or converted to a dtype and for quantised decoders, else fp32. "auto": as the
+    source: a folder of ftbert, HuggingFace or GLiNER, an .onnx or .gguf file, a hub id, a live model. device: "cpu",
+    "cuda", "cuda:1"; several GPUs, as a list or "cuda:*" for all, have a replica each and share the batches of texts
+    (docs/several_gpus.md). parallel: one model instead, over these devices or over the processes of torch.distributed's
+    default group, each on its own device, which all make the same calls. "tensor": each has a share of every layer.
+    "pipeline": each has some of the layers, and the first the embeddings and the heads; ids and results lie there.
+    Large calls go through in parts of whole sequences; one that has its mask or cu_seqlens on a GPU then waits for
+    them. `generate` refuses several processes so. dtype: fp32, fp16 (GPU only), bf16 and q8_0 (GPUs from compute
+    capability 8.0 on, CPUs), fp8 (from 8.9 on), int8 (from 8.0 on, CPUs with VNNI, AVX-VNNI, AMX or AVX2 alone); on the
+    CPU bf16 is that of the matrix products' operands, with float sums: all else and the results are float32. None:
+    "auto" for folders that were quantized or converted to a dtype and for quantised decoders, else fp32. "auto": as the
     weights are stored, q8_0 for a decoder whose GGUF file has most of them quantised; on the CPU fp32, or for bf16 the
     faster of the two, which is timed once in a process. fp8, int8 and q8_0 are for the matrices of the layers, all else
     and the results are fp16 or bf16 on a GPU, float32 on the CPU. fp8 and int8 are quantized when the model is first
@@ -85,8 +85,8 @@ def load(
     warning. filename: of a .gguf file in the folder or the hub's repository, or a pattern of it ("*q8_0.gguf");
     "org/repo/file.gguf" and "org/repo:Q8_0" name one, too. revision, token: of a hub id; a branch, tag or commit, and
     what a private model asks for (None: HF_TOKEN, or that of `hf auth login`). task: of a model with an adapter for
-    each, the one that is merged where a call names none. verify: False does not compare weights
-    with the checksums that ftbert wrote.
+    each, the one that is merged where a call names none. verify: False does not compare weights with the checksums that
+    ftbert wrote.
 
     prompts, default_prompt_name, max_length, truncate_dim, similarity_fn_name: over the folder's, as
     SentenceTransformer and CrossEncoder take them; prompts are added to the folder's. model_kwargs: theirs for

@@ -11,7 +11,7 @@ namespace ftbert::FTBERT_ISA::simd {
 
 // Sums begin at what turns numbers that are 128 too large into what they stand for, -128 * the other operand's sum; or
 // at 0, where add_turned does not take them as they lie.
-#ifdef FTBERT_INT8
+#ifdef FTBERT_VNNI
 inline constexpr int32_t kTurnedBy = 128;
 #else
 inline constexpr int32_t kTurnedBy = 0;
@@ -19,7 +19,7 @@ inline constexpr int32_t kTurnedBy = 0;
 
 // sums + in each lane four products of numbers, which lie there with their highest bit turned, and x, -127 to 127.
 inline Integers add_turned(Integers sums, Integers turned, Integers x) {
-#if defined(FTBERT_INT8)
+#if defined(FTBERT_VNNI)
   return add_products(sums, turned, x);
 #elif defined(__AVX512BW__)
   // |w| times x with the sign of w: two products of these, at most 128 * 127 each, are no more than 16 bits hold.

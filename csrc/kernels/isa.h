@@ -48,7 +48,7 @@ struct IsaKernels {
   int64_t panel_width;  // of panel_product
   bool bf16;            // has instructions for products of bf16 pairs
   bool tiles = false;   // multiplies by AMX
-  // The instructions of int8_product: avx_vnni, avx512_vnni or amx_int8; nullptr, as that is, where there are none.
+  // The instructions of int8_product: avx2, avx_vnni, avx512_vnni or amx_int8; nullptr, as that is, without any.
   const char* int8 = nullptr;
 };
 

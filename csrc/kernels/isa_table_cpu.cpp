@@ -35,8 +35,10 @@ constexpr IsaKernels plain_kernels() {
 #endif
       .panel_width = kPanelWidth,
       .bf16 = kBf16Pairs,
-#ifdef FTBERT_INT8
+#if defined(FTBERT_VNNI)
       .int8 = simd::kLanes == 16 ? "avx512_vnni" : "avx_vnni",
+#elif defined(FTBERT_INT8)
+      .int8 = "avx2",
 #endif
   };
 }

@@ -21,12 +21,26 @@
 namespace ftbert::FTBERT_ISA {
 namespace {
 
-using simd::add_products, simd::Integers, simd::load_integers, simd::store_integers;
+using simd::Integers, simd::load_integers, simd::store_integers;
 using simd::kLanes, simd::load, simd::store, simd::Vector;
 
 constexpr int kWidth = kInt8Width, kVectors = kWidth / kLanes;
 constexpr int64_t kLine = 64;
 
+// c [R, kWidth] = sum, or + c
+template <int R>
+inline void store_sums(const Integers (&sum)[R][kVectors], bool add, int32_t* c) {
+#pragma GCC unroll 14
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      int32_t* const to = c + r * kWidth + v * kLanes;
+      store_integers(to, add ? sum[r][v] + load_integers(to) : sum[r][v]);
+    }
+  }
+}
+
+#ifdef FTBERT_VNNI
 struct TileProduct {
   // c [R, kWidth] = a [R, depth] @ panel [depth, kWidth], or + c
   template <int R>
@@ -42,17 +56,10 @@ struct TileProduct {
         std::memcpy(&four, a + r * lda + d, sizeof(four));
         const Integers bytes = Integers{} + four;
 #pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) sum[r][v] = add_products(sum[r][v], bytes, weights[v]);
+        for (int v = 0; v < kVectors; ++v) sum[r][v] = simd::add_products(sum[r][v], bytes, weights[v]);
       }
     }
-#pragma GCC unroll 14
-    for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) {
-        int32_t* const to = c + r * kWidth + v * kLanes;
-        store_integers(to, add ? sum[r][v] + load_integers(to) : sum[r][v]);
-      }
-    }
+    store_sums(sum, add, c);
   }
 };
 
@@ -69,6 +76,59 @@ struct ByVectors {
     tile_of<TileProduct, kTall>(rows)(a, lda, panel, depth, add, c);
   }
 };
+#else
+struct TileProduct {
+  // c [R, kWidth] = a [R, depth] @ wide [depth, kWidth], or + c. wide: [depth / 4][2][kWidth], of a column's four bytes
+  // the first and the third, then the second and the fourth, in 16 bits each.
+  template <int R>
+  static void multiply(const uint8_t* a, int64_t lda, const Integers* wide, int64_t depth, bool add, int32_t* c) {
+    Integers sum[R][kVectors] = {};
+    for (int64_t d = 0; d < depth; d += 4, wide += 2 * kVectors) {
+      Integers even[R], odd[R];
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) {
+        const Integers bytes = simd::four_bytes(a + r * lda + d);
+        even[r] = simd::even_bytes(bytes);
+        odd[r] = simd::odd_bytes(bytes);
+      }
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) sum[r][v] = simd::add_pairs(sum[r][v], even[r], wide[v]);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) sum[r][v] = simd::add_pairs(sum[r][v], odd[r], wide[kVectors + v]);
+      }
+    }
+    store_sums(sum, add, c);
+  }
+};
+
+// Products by vectors of 16 bits. A panel is widened once for all tiles of a block.
+struct ByVectors {
+  static constexpr int kTall = 2;  // tiles of 8 sums and 4 of their rows' numbers of 16 registers
+  static constexpr int64_t kRows = 192, kDepth = 256, kGrain = 4;
+
+  static int64_t tall(int64_t) { return kTall; }
+  void multiply(int64_t rows, const uint8_t* a, int64_t lda, const int8_t* panel, int64_t depth, bool add, int32_t* c) {
+    if (panel != widened) widen(panel, depth);
+    tile_of<TileProduct, kTall>(rows)(a, lda, wide, depth, add, c);
+  }
+  void widen(const int8_t* panel, int64_t depth) {
+    widened = panel;
+    Integers* to = wide;
+    for (int64_t d = 0; d < depth; d += 4, to += 2 * kVectors) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        const Integers weights = load_integers(panel + d * kWidth + v * sizeof(Integers));
+        to[v] = simd::even_weights(weights);
+        to[kVectors + v] = simd::odd_weights(weights);
+      }
+    }
+  }
+  const int8_t* widened = nullptr;
+  alignas(64) Integers wide[kDepth / 4 * 2 * kVectors];
+};
+#endif
 
 #ifdef FTBERT_AMX
 // Products by tiles, two by two.

@@ -19,7 +19,7 @@ using simd::add_turned, simd::Integers, simd::load_integers;
 using simd::kLanes, simd::load, simd::load_halves, simd::store, simd::Vector;
 
 constexpr int kWidth = kQ8PanelRows, kVectors = kWidth / kLanes;
-#ifdef FTBERT_INT8
+#ifdef FTBERT_VNNI
 constexpr int kTall = kLanes == 16 ? 8 : 3;  // rows whose sums registers hold: 16 of 32, 12 of 16
 #else
 constexpr int kTall = kLanes == 16 ? 8 : 2;  // add_turned takes registers too
