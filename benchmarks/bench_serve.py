@@ -57,6 +57,7 @@ def main() -> int:
     parser.add_argument("--workers", help="of the server (default: its own choice)")
     parser.add_argument("--clients", type=int, default=0, help="processes (default: 1 on the CPU, 8 on a GPU)")
     parser.add_argument("--in-flight", type=int, default=0, help="texts, of a closed loop (default: 32; GPU: 4096)")
+    parser.add_argument("--connections", type=int, default=512, help="of a closed loop, at most (default 512)")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each point; above the maximum six times that")
     parser.add_argument("--most", type=int, default=2000, help="texts")
     parser.add_argument("--encode-texts", type=int, default=0, help="that encode is timed with (default: --most)")
@@ -111,7 +112,7 @@ def _serve_and_measure(
             for name, texts in sets.items():
                 best: dict[int, float] = {}
                 for size in options.batches:
-                    connections = max(options.clients, min(512, options.in_flight // size))
+                    connections = max(options.clients, min(options.connections, options.in_flight // size))
                     before = _cpu_seconds(server.pid)
                     row = _measure(options, port, texts, size, tokens[name], options.seconds, connections=connections)
                     # The seconds that warm up are in it, of requests too.
