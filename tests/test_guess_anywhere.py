@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 LIBRARIES = Path(__file__).resolve().parent.parent / "build-cuda" / "lib"
-# The members of Gpu: compute capability, multiprocessors, clock in kHz, shared memory of a block and of a
-# multiprocessor in KiB, and the memory's bytes a second, from NVIDIA's data sheets.
+# The members of Gpu: the compute capability of the code and the GPU's own, multiprocessors, clock in kHz, shared memory of
+# a block and of a multiprocessor in KiB, and the memory's bytes a second, from NVIDIA's data sheets.
 GPUS = {
-    "A100": (80, 108, 1410000, 163, 164, 1.94e12),
-    "A10": (86, 72, 1695000, 99, 100, 6.0e11),
-    "L4": (89, 58, 2040000, 99, 100, 3.0e11),
-    "RTX 4090": (89, 128, 2520000, 99, 100, 1.008e12),
+    "A100": (80, 80, 108, 1410000, 163, 164, 1.94e12),
+    "A10": (86, 86, 72, 1695000, 99, 100, 6.0e11),
+    "A10, code for 8.0": (80, 86, 72, 1695000, 99, 100, 6.0e11),
+    "L4": (89, 89, 58, 2040000, 99, 100, 3.0e11),
+    "RTX 4090": (89, 89, 128, 2520000, 99, 100, 1.008e12),
 }
 # n, k of layers' products and their gates: BERT-base, BERT-large, ModernBERT-base, Qwen3-0.6B.
 PRODUCTS = [
@@ -25,7 +26,7 @@ PRODUCTS = [
     (1024, 1024, False), (4096, 1024, False), (1024, 4096, False), (2304, 768, True), (768, 1152, False),
     (4096, 1024, True), (6144, 1024, True), (1024, 2048, False), (1024, 3072, False),
 ]  # fmt: skip
-ROWS = [1, 3, 8, 9, 16, 33, 64, 100, 128, 200, 256, 384, 512, 777, 1024, 2048, 4096, 9000, 16384]
+ROWS = [1, 3, 8, 9, 16, 33, 64, 100, 128, 200, 256, 384, 512, 777, 1024, 2048, 4096, 9000, 16384, 700_000]
 TYPES = [("fp16", "fp16", "fp16"), ("byte_rows", "int8", "fp16"), ("e4m3", "e4m3", "fp16")]
 PROGRAM = """
 import json, sys
@@ -39,13 +40,13 @@ from ftbert.tuning import c_calls
 
 gpus, products, rows, types = json.loads(sys.argv[2])
 found = []
-for name, (capability, sms, khz, block, of_sm, bandwidth) in gpus.items():
-    gpu = Gpu(capability, sms, capability, 0, block << 10, of_sm << 10, khz, 40 << 20, bandwidth)
+for name, (capability, own, sms, khz, block, of_sm, bandwidth) in gpus.items():
+    gpu = Gpu(capability, sms, own, 0, block << 10, of_sm << 10, khz, 40 << 20, bandwidth)
     for n, k, gated in products:
         for m, words in ((m, words) for m in rows for words in types):
             product = c_calls.Product(m, n, k, words, True, "gelu" if gated else "none", False, gated, False)
             one = c_calls.guessed(gpu, product)
-            able = [variant for kernel, variants in c_calls.own_kernels() if kernel == one.kernel
+            able = [variant for kernel, variants in c_calls.own_kernels() if kernel == "mma_tile"
                     for variant in variants if c_calls.supports(gpu, kernel, variant, product)]
             found.append((name, words[1], sms, m, n, k, one.kernel, one.variant, able))
 print(json.dumps(found))
@@ -90,6 +91,23 @@ def test_operands_of_8_bits_have_no_other_kernel(guesses: list[Any]) -> None:
         if stored != "fp16":
             computed = stored == "int8" or GPUS[name][0] >= 89
             assert (kernel, bool(able)) == ("mma_tile" if computed else "", computed), (name, stored)
+
+
+def test_code_for_a_lesser_gpu_is_chosen_by_what_the_gpu_is(guesses: list[Any]) -> None:
+    """Its tensor cores are no faster by code for 8.0."""
+    of = {name: [guess[1:] for guess in guesses if guess[0] == name] for name in GPUS}
+    assert of["A10, code for 8.0"] == of["A10"] != of["L4"]
+
+
+def test_offsets_of_rows_have_32_bits(guesses: list[Any]) -> None:
+    most = {"fp16": 2**31 - 64, "int8": 2**32 - 128, "e4m3": 2**32 - 128}
+    for name, stored, _, m, n, k, kernel, _, able in guesses:
+        bytes_of_row = -(-(k + 8) // 64) * 64 if stored == "int8" else k
+        if m * bytes_of_row > most[stored]:
+            assert (kernel, able) == ("", []), (name, stored, m, n, k)
+        elif stored == "fp16" and m > 8:
+            assert able, (name, m, n, k)
+    assert {m * k > most["fp16"] for _, _, _, m, _, k, *_ in guesses} == {True, False}
 
 
 def test_few_rows_are_read_by_their_kernel(guesses: list[Any]) -> None:

@@ -331,7 +331,7 @@ bool is_known(std::string_view kernel, std::string_view variant) {
 
 size_t gemm_workspace_bytes(int device) {
   // NVIDIA's advice for cuBLAS on Hopper and before it.
-  return size_t{cuda_context(device, nullptr).capability >= 90 ? 32u : 4u} << 20;
+  return cuda_context(device, nullptr).capability >= 90 ? size_t{32} << 20 : kLeastWorkspaceBytes;
 }
 
 std::string gemm_library_version() {

@@ -10,12 +10,14 @@ namespace {
 
 // Shared memory that a block may have on every GPU since 8.0; of a multiprocessor's 1 KB a block is the driver's.
 constexpr int kBlockBytes = 99 * 1024, kDriverBytes = 1024;
+// Of that what a block declares, in units of 128 bytes.
+constexpr int kDeclaredBytes = (sizeof(LaneShared) + 127) / 128 * 128;
 
 // Rows that a block lays out, with their scales, are the most where they are as many columns as it has registers for.
 constexpr int kMostRowBytes = kMostLaidColumns * static_cast<int>(sizeof(half_t)) + kMostLaidRows * 256;
-static_assert(kLaneRingBytes<LaneTiles<__half>> + kMostLaidColumns + kMostLaidColumns / 8 + 512 + sizeof(LaneShared) <=
+static_assert(kLaneRingBytes<LaneTiles<__half>> + kMostLaidColumns + kMostLaidColumns / 8 + 512 + kDeclaredBytes <=
               kBlockBytes);
-static_assert(kLaneRingBytes<LaneRows<__half>> + kMostRowBytes + sizeof(LaneShared) <= kBlockBytes);
+static_assert(kLaneRingBytes<LaneRows<__half>> + kMostRowBytes + kDeclaredBytes <= kBlockBytes);
 
 bool supports(const Gpu& gpu, int, const Product& p) {
   return gpu.capability >= 80 && !gpu.warpgroups && is_product_of_few_rows(p);
@@ -26,11 +28,11 @@ OwnGuess guess(const Gpu& gpu, const Product& p) { return supports(gpu, 0, p) ? 
 template <class E, class Bringing, bool kLays>
 void launch(const Context<Cuda>& context, const FewRows<E>& work) {
   const int rows = kLays ? work.m * work.row_bytes + Bringing::scale_bytes(work.m, work.k) : 0;
-  const int bytes = kLaneRingBytes<Bringing> + rows, all = bytes + static_cast<int>(sizeof(LaneShared)) + kDriverBytes;
+  const int bytes = kLaneRingBytes<Bringing> + rows, all = bytes + kDeclaredBytes + kDriverBytes;
   const int64_t together = std::clamp(context.shared_bytes_of_sm / all, 1, 2);
   const auto blocks = static_cast<unsigned>(std::min<int64_t>(work.n / kTileRows, together * context.sm_count));
   launch_overlapped(context, "kernel few_rows_lanes", few_rows_lanes_kernel<E, Bringing, kLays>, blocks,
-                    kFewRowsReaders, SharedBytes(bytes, kBlockBytes - sizeof(LaneShared)), 1, work);
+                    kFewRowsReaders, SharedBytes(bytes, kBlockBytes - kDeclaredBytes), 1, work);
 }
 
 template <class E, class Bringing>

@@ -9,17 +9,17 @@
 //
 // Where tiles are few, warps divide the slices of a step. Each then finishes some rows and columns of the warps' part
 // of the tile: it adds the other warps' sums of these in the warps' order. Where they are fewer still and k is large,
-// blocks divide the steps too: each leaves its sums in memory, and the last to arrive adds all in the blocks' order.
+// blocks divide the steps too (divided_k.cuh).
 #pragma once
 #include <algorithm>
 #include <string_view>
-#include <type_traits>
 
 #include "core/check.h"
 #include "device/activation.cuh"
 #include "device/launch.cuh"
 #include "device/mma.cuh"
 #include "device/vector.cuh"
+#include "gemm/ampere/divided_k.cuh"
 #include "gemm/gpu/endings/store.cuh"
 #include "gemm/gpu/guessed_time.h"
 #include "gemm/gpu/own.h"
@@ -50,7 +50,8 @@ struct MmaShape {
   static constexpr int kAreaBytes = kSharesBytes + Staging::kBytes;
   static constexpr int kBytes = std::max(kStages * kStageBytes, kThreads / 32 * kAreaBytes);
   static constexpr std::string_view kKind = kWarpsK > 1 ? "shared" : "";  // in the variant's name: warps share k
-  static_assert(kSixteens % kPartsM == 0 && kAllEights % kPartsN == 0 && kAllEights % 2 == 0);
+  static_assert(kPartsM * kPartsN == kWarpsK && kSixteens % kPartsM == 0);
+  static_assert(kAllEights % kPartsN == 0 && kAllEights % 2 == 0);
   static_assert(kStepBytes % (32 * kWarpsK) == 0 && kStepBytes >= 64);
 };
 
@@ -93,7 +94,7 @@ struct StepCopies {
   static_assert(kRows % kAtOnce == 0 && kAtOnce % 8 == 0);
 
   const char* matrix;
-  uint32_t from[kCopies];  // bytes, of which a matrix has fewer than 2^32
+  uint32_t from[kCopies];  // bytes, of which a matrix has fewer than 2^32 (has_offsets)
   uint32_t to;
   int left;  // bytes of k, from this thread's chunk on
 
@@ -128,64 +129,8 @@ struct MmaWork {
   const void *a, *b;
   int64_t m;
   int n, k;
-  // Where blocks divide k: room for their sums, [tiles][kSplit] of kTileM * kTileN; and the rows' moments, which have
-  // the tiles' counts of blocks (MmaCounts).
-  void* parts = nullptr;
-  RowMoments counts = {};
+  DividedK divided = {};
 };
-
-// A tile counts its blocks in a byte of a word of the moments, which the block's first product clears with them
-// (endings/correct.cuh): eight tiles of columns in the word of one of their rows.
-struct MmaCounts {
-  static constexpr int kOfRow = 8;
-  static constexpr bool has_room(int64_t m, int64_t tile_rows, int64_t tiles_across) {
-    return tiles_across <= kOfRow * ((m - 1) % tile_rows + 1);  // of the last tile
-  }
-  // Counts this block; how many were there before.
-  static __device__ unsigned count(const RowMoments& moments, int64_t row0) {
-    const unsigned tile = blockIdx.x, shift = 8 * (tile % kOfRow);
-    auto* const word =
-        reinterpret_cast<unsigned long long*>(moments.data) + (row0 + tile / kOfRow) * kMomentWords + kCountWord;
-    return static_cast<unsigned>(atomicAdd(word, 1ull << shift) >> shift) & 0xff;
-  }
-};
-
-// Leaves the block's sums for the tile's last block, which gets all of them, added in the blocks' order: true.
-template <class Shape, class Sum>
-__device__ bool gather_blocks(const MmaWork& work, int64_t row0, Sum (&own)[Shape::kOwnSixteens][Shape::kEights][4]) {
-  using FourSums = std::conditional_t<std::is_same_v<Sum, float>, float4, int4>;
-  const int64_t tile = int64_t{blockIdx.y} * gridDim.x + blockIdx.x;
-  FourSums* const parts =
-      static_cast<FourSums*>(work.parts) + tile * (Shape::kTileM * Shape::kTileN / 4 * Shape::kSplit);
-  const auto at = [&](int block, int i, int j) {
-    return parts + ((block * Shape::kOwnSixteens + i) * Shape::kEights + j) * Shape::kThreads + threadIdx.x;
-  };
-#pragma unroll
-  for (int i = 0; i < Shape::kOwnSixteens; ++i)
-#pragma unroll
-    for (int j = 0; j < Shape::kEights; ++j) {
-      const Sum(&s)[4] = own[i][j];
-      __stcg(at(static_cast<int>(blockIdx.z), i, j), FourSums{s[0], s[1], s[2], s[3]});
-    }
-  __threadfence();
-  __syncthreads();
-  const bool last = threadIdx.x == 0 && MmaCounts::count(work.counts, row0) == Shape::kSplit - 1;
-  if (!__syncthreads_or(last)) return false;
-  __threadfence();
-#pragma unroll
-  for (int i = 0; i < Shape::kOwnSixteens; ++i)
-#pragma unroll
-    for (int j = 0; j < Shape::kEights; ++j) {
-      Sum(&s)[4] = own[i][j];
-      s[0] = s[1] = s[2] = s[3] = 0;
-#pragma unroll
-      for (int block = 0; block < Shape::kSplit; ++block) {
-        const FourSums part = __ldcg(at(block, i, j));
-        s[0] += part.x, s[1] += part.y, s[2] += part.z, s[3] += part.w;
-      }
-    }
-  return true;
-}
 
 // A: the type of A's and B's elements. Grid: tiles across n, tiles along m, blocks of a tile.
 template <class A, class Shape, class Ending>
@@ -196,7 +141,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
 #endif
   using Operands = MmaOperands<A>;
   using Sum = typename Operands::Sum;
-  using FourSums = std::conditional_t<std::is_same_v<Sum, float>, float4, int4>;
+  using Four = FourOf<Sum>;
   constexpr int kStepBytes = Shape::kStepBytes, kStages = Shape::kStages, kSlices = Shape::kSlices;
   constexpr int kSixteens = Shape::kSixteens, kAllEights = Shape::kAllEights, kWarpsK = Shape::kWarpsK;
   constexpr int kOwnSixteens = Shape::kOwnSixteens, kEights = Shape::kEights, kPartsN = Shape::kPartsN;
@@ -314,8 +259,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
 #pragma unroll
           for (int c = 0; c < 4; ++c) own[i][j][c] = s[c];
         } else {
-          reinterpret_cast<FourSums*>(area_of(to))[((from * kOwnSixteens + i) * kEights + j) * 32 + lane] = {
-              s[0], s[1], s[2], s[3]};
+          reinterpret_cast<Four*>(area_of(to))[((from * kOwnSixteens + i) * kEights + j) * 32 + lane] = {s[0], s[1],
+                                                                                                         s[2], s[3]};
         }
       }
   }
@@ -327,13 +272,12 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
       for (int i = 0; i < kOwnSixteens; ++i)
 #pragma unroll
         for (int j = 0; j < kEights; ++j) {
-          const FourSums s =
-              reinterpret_cast<const FourSums*>(area)[((from * kOwnSixteens + i) * kEights + j) * 32 + lane];
+          const Four s = reinterpret_cast<const Four*>(area)[((from * kOwnSixteens + i) * kEights + j) * 32 + lane];
           own[i][j][0] += s.x, own[i][j][1] += s.y, own[i][j][2] += s.z, own[i][j][3] += s.w;
         }
   }
   if constexpr (Shape::kSplit > 1)
-    if (!gather_blocks<Shape>(work, row0, own)) return;
+    if (!gather_blocks<Shape>(work.divided, row0, own)) return;
 #pragma unroll
   for (int i = 0; i < kOwnSixteens; ++i) {
     Ending ending(arguments, work.m, work.n);
@@ -345,13 +289,6 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
 
 constexpr int kMostVectors = 3;  // of an Ending
 
-// The most bytes of sums of blocks that divide k: every GPU's Context::gemm_workspace has as many at least.
-constexpr int64_t kMostPartBytes = 4 << 20;
-constexpr int64_t part_bytes(const Tile& tile, int64_t m, int64_t n) {
-  return over(m, tile.rows) * over(n, tile.columns) * tile.split * tile.rows * tile.columns *
-         static_cast<int64_t>(sizeof(float));
-}
-
 template <class A, class Shape, class Ending>
 void launch_mma_tile(const Context<Cuda>& context, const char* name, const Product& p, const ProductData& data,
                      const typename Ending::Arguments& arguments) {
@@ -359,13 +296,13 @@ void launch_mma_tile(const Context<Cuda>& context, const char* name, const Produ
   constexpr int kBytes = Shape::kBytes + Ending::kVectors * 4 * Shape::kTileN;
   constexpr bool kAddsMoments = requires { arguments.moments; };
   if constexpr (Shape::kSplit > 1 && !kAddsMoments) {
-    fail(name, ": blocks divide k of products that leave moments alone");
+    fail(name, ": blocks divide k only of products that leave moments");
   } else {
     MmaWork work{data.a, data.b, p.m, static_cast<int>(p.n), static_cast<int>(p.k)};
     if constexpr (Shape::kSplit > 1) {
-      FTBERT_CHECK(context.gemm_workspace && static_cast<int64_t>(context.gemm_workspace_bytes) >= kMostPartBytes, name,
-                   ": blocks that divide k need ", kMostPartBytes, " bytes of Context::gemm_workspace");
-      work.parts = context.gemm_workspace, work.counts = arguments.moments;
+      FTBERT_CHECK(context.gemm_workspace && static_cast<int64_t>(context.gemm_workspace_bytes) >= kLeastWorkspaceBytes,
+                   name, ": blocks that divide k need ", kLeastWorkspaceBytes, " bytes of Context::gemm_workspace");
+      work.divided = {context.gemm_workspace, arguments.moments};
     }
     launch_overlapped(context, name, mma_tile_kernel<A, Shape, Ending>,
                       dim3(static_cast<unsigned>(over(p.n, Shape::kTileN)),

@@ -65,13 +65,20 @@ bool has_ending(int variant, const Product& p) {
 // Where blocks divide k: each has steps, and there is room for their sums and counts.
 bool divides(int variant, const Product& p) {
   const Tile& tile = MmaShapes::kVariants[variant].tile;
-  return tile.split == 1 ||
-         (p.k * bytes_of(p.a) >= tile.split * int64_t{facts_of(variant).step_bytes} &&
-          part_bytes(tile, p.m, p.n) <= kMostPartBytes && MmaCounts::has_room(p.m, tile.rows, over(p.n, tile.columns)));
+  return tile.split == 1 || (p.k * bytes_of(p.a) >= tile.split * int64_t{facts_of(variant).step_bytes} &&
+                             part_bytes(tile, p.m, p.n) <= kLeastWorkspaceBytes &&
+                             MmaCounts::has_room(p.m, tile.rows, over(p.n, tile.columns)));
+}
+
+// Offsets of rows have 32 bits (StepCopies).
+bool has_offsets(const Product& p) {
+  const int64_t row_bytes = p.a == DType::uint8 ? byte_row_bytes(p.k) : p.k * bytes_of(p.a);
+  return std::max(p.m, p.n) * row_bytes <= (int64_t{1} << 32) - 128;
 }
 
 bool supports(const Gpu& gpu, int variant, const Product& p) {
-  return multiplies(gpu, p) && has_ending(variant, p) && p.n % (p.epilogue.gate != Gate::none ? 16 : 8) == 0 &&
+  return multiplies(gpu, p) && has_offsets(p) && has_ending(variant, p) &&
+         p.n % (p.epilogue.gate != Gate::none ? 16 : 8) == 0 &&
          over(p.m, MmaShapes::kVariants[variant].tile.rows) < (1 << 16) && divides(variant, p) &&
          std::max(p.n, p.k) < (1 << 24) && facts_of(variant).bytes <= std::max(gpu.shared_bytes, kLeastShared);
 }

@@ -14,6 +14,8 @@
 
 namespace ftbert {
 
+inline constexpr int64_t kLeastWorkspaceBytes = 4 << 20;  // of Context::gemm_workspace, on every GPU
+
 // The same over vectors of another type, which kernels know.
 template <class To, class From>
 Norm<To> norm_over(const Norm<From>& norm) {
@@ -179,9 +181,9 @@ OwnChoice find_own(std::string_view kernel, std::string_view variant);
 void run_own(const Context<Cuda>& context, const OwnChoice& own, const Product& product, const ProductData& data);
 
 // Which kernel runs a product where no table has a row for it, with operands aligned to 16 bytes. Without a kernel:
-// cuBLASLt's first proposal, and with a norm a product and then a norm. On other GPUs than Hopper, for other types than
-// 16-bit ones and E4M3 and where nothing of ours is expected to be faster: none. With heads: which runs the product
-// alone in less time than cuBLASLt's and `rotary` take.
+// cuBLASLt's first proposal, and with a norm a product and then a norm: on GPUs before 8.0, for float32 and where
+// nothing of ours is expected to be faster. With heads: which runs the product alone in less time than cuBLASLt's and
+// `rotary` take.
 OwnChoice guess_product(const Gpu& gpu, const Product& product);
 
 // Whether products that defer norms by moments, those of a layer, take less than the same products alone and the norm
