@@ -4,10 +4,10 @@
 //
 // An Ending is what a main loop does with the sums of a tile. It is an object of a warp's threads and has
 //   Arguments, with which the kernel is launched;
-//   kVectors, how many vectors [n] of floats it reads beside its sums (wgmma_tile.cuh brings them to shared memory);
+//   kVectors, how many vectors [n] of floats it reads beside its sums (the main loop brings them to shared memory);
 //   Ending(arguments, m, n), of a product whose sums are [m, n], and vector(i), where kVectors is not 0;
-//   look_ahead(row0, column0), before the products: 16 rows and all columns of Staging are the warp's. The inputs are
-//     not waited for;
+//   look_ahead(row0, column0), before `finish`, by warpgroups before the products: there the inputs are not waited for.
+//     16 rows and all columns of Staging are the warp's;
 //   finish(sums, vectors, memory, further), which may change the sums: those of the 16 rows from row0 + further on. The
 //     warp has Staging::kBytes of shared memory at `memory`, of vectors those columns that are its own.
 #pragma once
