@@ -28,11 +28,13 @@ ftbert --version         # the release, its commit and its build
 """
 # Variables that Python or the core reads, with the page that has more.
 ENVIRONMENT = {
-    "FTBERT_CACHE": "the cache folder: tuned tables, models in 8 bits; `off`: none (default: `~/.cache/ftbert`)",
+    "FTBERT_CACHE": "the cache folder: tuned tables, models in 8 bits, compiled bindings; `off`: none (default: "
+    "`$XDG_CACHE_HOME/ftbert`, else `~/.cache/ftbert`)",
     "FTBERT_COMPARE_RANKS": "`off`, `contents`: how ranks compare calls ([several_gpus.md](several_gpus.md))",
     "FTBERT_CUDA_GRAPHS": "`off`: small calls on a GPU are not recorded ([speed.md](speed.md))",
     "FTBERT_DEBUG": "`1`: a traceback behind an error",
-    "FTBERT_DEFERRED_NORM": "`off`: norms are kernels of their own ([speed.md](speed.md#deferred-norms))",
+    "FTBERT_DEFERRED_NORM": "`off`, `on`, or the most tokens for which norms are deferred "
+    "([speed.md](speed.md#deferred-norms))",
     "FTBERT_GEMM_TABLE": "a table of products; `off`: none ([tuning.md](tuning.md))",
     "FTBERT_MAX_CPU_ISA": "the most that the CPU's kernels may use ([install.md](install.md))",
     "FTBERT_MAX_GPU": "the most that the kernels for GPUs may use: 75, 80, 86, 89, 90 ([install.md](install.md#gpus))",

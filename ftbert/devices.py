@@ -124,7 +124,7 @@ def _told(device: torch.device, gpu: Gpu) -> str:
 
 
 def q8_0_is_fast(device: torch.device) -> bool:
-    """Whether products of few rows read q8_0 as it is. Other GPUs make 16-bit weights of it at each of them."""
+    """Whether products of few rows read q8_0 as it is. GPUs of 7.5 make 16-bit weights of it at each of them."""
     return device.type != "cuda" or "few_rows" in Gpu.of(device).kernels
 
 

@@ -94,9 +94,9 @@ def load(
     by a TypeError, unless None or False.
 
     Raises FileNotFoundError, PermissionError, ImportError (an .onnx file without the package onnx, a .gguf file that
-    needs the package gguf), ValueError (weights or config do not fit, all problems listed; damaged weights; a device
-    that cannot serve fp8 or int8; a model that loses too much in it), RuntimeError (a device or dtype that this build
-    or machine cannot serve; a live model that computes something else than its config says), TypeError for what is no
+    needs the package gguf), ValueError (weights or config do not fit, all problems listed; damaged weights; a dtype
+    that the device cannot serve; a model that loses too much in it), RuntimeError (a device that this build or machine
+    does not have; a live model that computes something else than its config says), TypeError for what is no
     such source.
     """
     places = check_devices(device, several_cpus=parallel is not None)
@@ -175,7 +175,7 @@ class Model(Replicated, TaskModels, TextModel, LanguageModel):
     @property
     def dtype(self) -> Dtype:
         """As matrices are stored, the narrowest where they differ; on a GPU the type of all else too, unless that is
-        E4M3; on the CPU results are float32. "q8_0", which torch has no type of, is a word."""
+        one of 8 bits; on the CPU results are float32. "q8_0", which torch has no type of, is a word."""
         return MATRIX_DTYPES[self.encoder.matrix_dtype()]
 
     @where_the_ids_are
@@ -332,7 +332,7 @@ class Model(Replicated, TaskModels, TextModel, LanguageModel):
         """The same model on another device, or on several, or in another dtype; this one stays as it is.
 
         Weights that were rounded are read again from the checkpoint where there is one; of a live model they stay
-        rounded, with a warning, and fp8 and int8 are refused: `load` makes them of the module.
+        rounded, with a warning, and fp8, int8 and q8_0 are refused: `load` makes them of the module.
         """
         if isinstance(device, torch.dtype):
             raise TypeError(f"the first argument is a device; for a dtype write to(dtype={device})")

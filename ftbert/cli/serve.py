@@ -16,7 +16,7 @@ def add_to(commands: command.Commands) -> None:
     parser = command.add(
         commands,
         "serve",
-        "An HTTP server: routes of TEI, OpenAI, Cohere (rerank) and vLLM. docs/serving.md has them.",
+        "An HTTP server: routes of TEI, OpenAI, Cohere, Ollama, vLLM and llama.cpp. docs/serving.md has them.",
         _serve,
         "examples: ftbert serve minilm --port 8080\n"
         "          ftbert serve search=minilm rank=my-reranker --device cuda --dtype fp16",

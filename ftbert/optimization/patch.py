@@ -33,9 +33,10 @@ def optimize(
     nothing.
 
     device: where the model is moved first; None leaves it. dtype: what the encoder computes in (fp32, fp16, bf16, fp8,
-    int8, as in `ftbert.load`); None is the model's own, and fp32 on a CPU. Results come in the model's own dtype either
-    way. fp8 and int8 are made by calibration, which takes seconds, also whenever the weights have changed; they need
-    the tokenizer that `model` has, or that of the folder or hub id it was loaded from. attention: as in `ftbert.load`.
+    int8, q8_0, as in `ftbert.load`); None is the model's own, and fp32 on a CPU. Results come in the model's own dtype
+    either way. fp8 and int8 are made by calibration, which takes seconds, also whenever the weights have changed; they
+    need the tokenizer that `model` has, or that of the folder or hub id it was loaded from. attention: as in
+    `ftbert.load`.
 
     What differs from the original: at padding the hidden states are 0, and no gradient flows into the encoder (outputs
     are detached from it, also in grad mode; training mode raises RuntimeError). With padding in column 0 the

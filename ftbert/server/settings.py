@@ -44,7 +44,7 @@ class Settings:
     models_dir: str | None = _flag(None, "folder of models that requests load and unload by name: /models/load")
     models_max: int = _flag(4, "most of these that are loaded at the same time; 0: any number", least=0)
     models_autoload: bool = _flag(False, "a request for one of these that is not loaded loads it, and is answered 503")
-    api_key: str | None = _flag(None, "asked of every request but health, metrics and the page")
+    api_key: str | None = _flag(None, "asked of every request but probes, metrics, the page and /docs")
     cors_allow_origin: str | None = _flag(None, "origins that a browser may call from, with commas; * for any")
     max_concurrent_requests: int = _flag(4096, "of one worker; more are answered 429")
     max_batch_tokens: int = _flag(16384, "most tokens computed at once")
