@@ -190,7 +190,7 @@ test: | $(PYTHON)  ## everything that CI runs
 	trap - EXIT; \
 	$(MAKE) cuda-compile avx2-test; \
 	FTBERT_TEST_CLIENTS_PYTHON=$(CLIENTS)/bin/python $(MAKE) py-test; \
-	$(MAKE) ray-test
+	$(MAKE) ray-test ARGS=
 
 py-test: test-build models $(ONNX)  ## pytest alone; ARGS="-k softmax", WORKERS=0: in one process
 	@printf '\n== pytest\n'; export OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$$(( \
@@ -201,7 +201,7 @@ clients-test: test-build $(CLIENTS)/.installed  ## other projects' clients again
 	@printf '\n== clients of other projects\n'
 	@FTBERT_TEST_CLIENTS_PYTHON=$(CLIENTS)/bin/python $(PYTHON) -m pytest tests/test_clients.py
 
-ray-test: test-build $(RAY)/.installed  ## the examples for Ray on a cluster of two nodes on this machine; a minute
+ray-test: test-build $(RAY)/.installed  ## the examples for Ray on a cluster of two nodes on this machine; a minute and a half
 	@printf '\n== Ray\n'; FTBERT_TEST_RAY_PYTHON=$(RAY)/bin/python $(PYTHON) -m pytest tests/test_ray.py $(ARGS)
 
 # What depends on the CPU, once more as on one without AVX-512, whatever this machine has; of whole models small ones.

@@ -104,8 +104,8 @@ def _check_stored(device: torch.device, dtype: Dtype) -> None:
             raise ValueError(f"{needed}; on the CPU ftbert computes in fp32, or bf16 for the products")
         if stored.other == "byte_rows" and build_info()["cpu_int8"] == "none":
             raise ValueError(
-                f"{word}: this CPU has no instructions with which it would be faster than fp32 (VNNI, AVX-VNNI, "
-                "AMX-INT8, or AVX2 alone); use fp32"
+                f"{word}: this CPU has no instructions with which it would be faster than fp32 (VNNI, AVX-VNNI or "
+                "AMX-INT8; AVX2 where there is no AVX-512); use fp32"
             )
         return
     gpu = Gpu.of(device)
@@ -124,7 +124,7 @@ def _told(device: torch.device, gpu: Gpu) -> str:
 
 
 def q8_0_is_fast(device: torch.device) -> bool:
-    """Whether products of few rows read q8_0 as it is. GPUs of 7.5 make 16-bit weights of it at each of them."""
+    """Whether products of few rows read q8_0 as it is. GPUs of 7.5 have no product by it."""
     return device.type != "cuda" or "few_rows" in Gpu.of(device).kernels
 
 

@@ -69,8 +69,8 @@ def load(
     "pipeline": each has some of the layers, and the first the embeddings and the heads; ids and results lie there.
     Large calls go through in parts of whole sequences; one that has its mask or cu_seqlens on a GPU then waits for
     them. `generate` refuses several processes so. dtype: fp32, fp16 (GPU only), bf16 and q8_0 (GPUs from compute
-    capability 8.0 on, CPUs), fp8 (from 8.9 on), int8 (from 8.0 on, CPUs with VNNI, AVX-VNNI, AMX or AVX2 alone); on the
-    CPU bf16 is that of the matrix products' operands, with float sums: all else and the results are float32. None:
+    capability 8.0 on, CPUs), fp8 (from 8.9 on), int8 (from 8.0 on, CPUs with VNNI or AMX, or AVX2 and no AVX-512); on
+    the CPU bf16 is that of the matrix products' operands, with float sums: all else and the results are float32. None:
     "auto" for folders that were quantized or converted to a dtype and for quantised decoders, else fp32. "auto": as the
     weights are stored, q8_0 for a decoder whose GGUF file has most of them quantised; on the CPU fp32, or for bf16 the
     faster of the two, which is timed once in a process. fp8, int8 and q8_0 are for the matrices of the layers, all else

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from byte_row_parts import byte_rows
 from conftest import make_bert
 
 from ftbert._library import build_info
@@ -34,7 +35,9 @@ def one(name):
     random = torch.Generator().manual_seed(0)
     x, values = torch.randn(11, 192, generator=random), torch.randint(-128, 128, (40, 192), generator=random).to(torch.int8)
     blocks = torch.ops.ftbert.product(x, values, scales=torch.rand(40, 6, generator=random).half())
-    torch.save((build_info()["cpu_isa"], vectors, blocks), os.path.join(sys.argv[1], name))
+    info, rows = build_info(), torch.load(os.path.join(sys.argv[1], "rows"))
+    sums = info["cpu_int8"] != "none" and torch.ops.ftbert.int8_product(rows, values, torch.ones(40), None, "none", False)
+    torch.save((info["cpu_isa"], vectors, blocks, sums), os.path.join(sys.argv[1], name))
 
 for name in sys.argv[2:]:
     child = multiprocessing.get_context("fork").Process(target=one, args=(name,))
@@ -53,19 +56,21 @@ def test_each_set_gives_the_same(tmp_path: Path) -> None:
     """And an unknown one is an error."""
     # Sizes that fill neither vectors nor panels, nor tiles.
     make_bert(hidden_size=120, num_attention_heads=5, intermediate_size=200).save_pretrained(tmp_path)
+    torch.save(byte_rows(torch.randint(0, 256, (11, 192)), torch.ones(11), torch.randint(0, 256, (11,))), tmp_path / "rows")
     command = [sys.executable, "-c", PROGRAM, str(tmp_path), *SETS, "sse9"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines() == [*(f"{name} 0" for name in SETS), "sse9 1"], done.stderr
     assert f"FTBERT_MAX_CPU_ISA: expected one of {', '.join(SETS)}, got sse9" in done.stderr
     made = {}
     for name in SETS:
-        used, vectors, blocks = torch.load(tmp_path / name)
+        used, *found = torch.load(tmp_path / name)
         assert SETS.index(used) <= SETS.index(name)  # this CPU may have less
-        made.setdefault(used, (vectors, blocks))
-    assert "avx2" in made
-    for vectors, blocks in made.values():
-        np.testing.assert_allclose(vectors.numpy(), made["avx2"][0].numpy(), atol=1e-5)
-        assert torch.equal(blocks, made["avx2"][1])
+        made.setdefault(used, found)
+    vectors, blocks, sums = made["avx2"]
+    for used, found in made.items():
+        np.testing.assert_allclose(found[0].numpy(), vectors.numpy(), atol=1e-5)
+        assert torch.equal(found[1], blocks)
+        assert found[2] is False if used == "avx512" else torch.equal(found[2], sums)
 
 
 @x86

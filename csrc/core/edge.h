@@ -7,7 +7,7 @@ namespace ftbert {
 
 // Of a matrix's rows: the sums of their numbers and of their squares. Blocks of all columns add to them. data [rows,
 // kMomentWords]: a row uses four of its words, so that rows to which many blocks add at once lie apart. In the last of
-// these a product's blocks may count each other (gemm/ampere/mma_tile.cuh).
+// these a product's blocks may count each other (gemm/ampere/divided_k.cuh).
 struct RowMoments {
   long long* data = nullptr;
 

@@ -34,7 +34,7 @@ __device__ inline void copy_async16(uint32_t shared, const void* global, bool va
                : "memory");
 #endif
 }
-// The same of what is read once, by whole lines of the L2 cache; from 8.0 on alone.
+// The same of what is read once, by whole lines of the L2 cache; needs 8.0.
 __device__ inline void copy_async16_once(uint32_t shared, const void* global) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }

@@ -64,8 +64,7 @@ bool has_avx512() {
 }
 bool has_avx2_vnni() {
   unsigned a = 0, b = 0, c = 0, d = 0;
-  const bool compiled = !&avx2_vnni::kernels || avx2_vnni::kernels.int8 == std::string_view("avx_vnni");
-  return compiled && has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
+  return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
 }
 bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
 bool has_avx512_bf16() { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }

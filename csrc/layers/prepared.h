@@ -1,6 +1,6 @@
 // What is made of a model's weights at load: the tables of rotary positions, those of scores by position; and for
-// 16-bit elements what products need to do the work of the norms between them, and for which calls they do
-// it. No CUDA header.
+// 16-bit elements what products need to do the work of the norms between them, and for which calls they do it. No CUDA
+// header.
 #pragma once
 #include <cstdint>
 #include <string>

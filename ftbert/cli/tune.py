@@ -26,7 +26,7 @@ def add_to(commands: command.Commands) -> None:
         _tune,
         "example: ftbert tune minilm --dtype fp16 --minutes 30",
         nargs="?",
-        defaults=("cuda", "fp16"),
+        defaults=("cuda", "fp16; a quantized folder's own"),
         dtypes=("fp32", "fp16", "bf16", "fp8", "int8"),
     )
     parser.add_argument("--hidden", type=command.count, metavar="N", help="a width instead of MODEL")

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "gemm/gpu/endings/store.cuh"
+#include "core/edge.h"
 #include "gemm/gpu/guessed_time.h"
 #include "gemm/gpu/own.h"
 
@@ -28,8 +28,8 @@ struct DividedK {
 };
 
 // A tile counts its blocks in a byte of a word of the moments: eight tiles of columns in the word of one of their rows.
-// The product behind a norm, ahead of this one, clears it with the moments (endings/correct.cuh). So blocks divide k of
-// products alone that leave moments.
+// QKV or up, ahead of this product, clears it with the moments (endings/correct.cuh). So only products that leave
+// moments divide k over blocks.
 struct MmaCounts {
   static constexpr int kOfRow = 8;
   static constexpr bool has_room(int64_t m, int64_t tile_rows, int64_t tiles_across) {

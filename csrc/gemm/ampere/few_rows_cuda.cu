@@ -10,7 +10,7 @@ namespace {
 
 // Shared memory that a block may have on every GPU since 8.0; of a multiprocessor's 1 KB a block is the driver's.
 constexpr int kBlockBytes = 99 * 1024, kDriverBytes = 1024;
-// Of that what a block declares, in units of 128 bytes.
+// What a block declares, rounded up to 128 bytes, the unit of shared memory.
 constexpr int kDeclaredBytes = (sizeof(LaneShared) + 127) / 128 * 128;
 
 // Rows that a block lays out, with their scales, are the most where they are as many columns as it has registers for.

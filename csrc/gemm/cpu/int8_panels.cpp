@@ -44,7 +44,9 @@ void unpack(const void* panels, int64_t n, int64_t k, void* numbers, half_t*) {
 
 constexpr WeightLayout kLayout{bytes, pack, unpack};
 
-const char* lacks() { return isa_kernels().int8 ? nullptr : "VNNI, AVX-VNNI, AMX or AVX2 alone"; }
+const char* lacks() {
+  return isa_kernels().int8 ? nullptr : "VNNI, AVX-VNNI or AMX (AVX2 counts where there is no AVX-512)";
+}
 
 bool supports(const Product& p) {
   return p.a == DType::uint8 && p.b == &formats::int8 && p.k <= kMostInt8Depth &&

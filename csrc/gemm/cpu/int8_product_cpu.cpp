@@ -103,7 +103,8 @@ struct TileProduct {
   }
 };
 
-// Products by vectors of 16 bits. A panel is widened once for all tiles of a block.
+// Products by vectors of 16 bits. A cut of a panel is widened once for all tiles of a block, as long as which this
+// lives.
 struct ByVectors {
   static constexpr int kTall = 2;  // tiles of 8 sums and 4 of their rows' numbers of 16 registers
   static constexpr int64_t kRows = 192, kDepth = 256, kGrain = 4;

@@ -16,10 +16,10 @@ inline constexpr int64_t kMostColumns = 4096;  // more could overflow
 // Behind: data.c = activation(corrected product), or its gates: data.a is what the product ahead left; add, slope [n]
 // of make_correction_vectors hold the bias. Rows of `moments`, which are not those of the pending norm, become 0.
 // Ahead: data.c = x * gamma, x = data.a @ data.b^T + add + residual; adds to `moments` those of x, and counts in a word
-// of theirs where blocks divide k. Both are 0 before it: the product behind the norm of the same layer clears them.
-// add, gamma [n] of make_sum_vectors hold the bias. After::moments: a LayerNorm, short of its beta, may be pending on
-// the residual, which may be data.c. After::moments_beside: x takes the residual's place, apart from data.c; of RMSNorm
-// the moments are the squares alone.
+// of theirs where blocks divide k. Both are 0 before it: the first product of the same attention or feed-forward (QKV,
+// up) clears them. add, gamma [n] of make_sum_vectors hold the bias. After::moments: a LayerNorm, short of its beta,
+// may be pending on the residual, which may be data.c. After::moments_beside: x takes the residual's place, apart from
+// data.c; of RMSNorm the moments are the squares alone.
 
 // add = bias + beta of the LayerNorm that is pending (nullptr: none); unless `keep`, less the mean of it: the LayerNorm
 // that follows ignores a constant, and removing it reduces rounding. scaled = gamma + offset of the norm that follows,

@@ -69,7 +69,8 @@ inline constexpr double kMeasuredHz = 1.98e9;  // of the H200 that ran code for 
 inline constexpr double kUnknownHz = 1.5e9, kUnknownBytes = 6e11;
 inline double clock_of(const Gpu& gpu) { return gpu.clock_khz > 0 ? 1e3 * gpu.clock_khz : kUnknownHz; }
 inline double mma_rate(const Gpu& gpu) {
-  const bool large = gpu.device_capability == 80 || gpu.device_capability >= 90;
+  const int own = gpu.device_capability;
+  const bool large = own == 80 || (own >= 90 && own < 120);
   return gpu.sm_count * (large ? 1024 : 512) * clock_of(gpu) * 1e-6;
 }
 inline double memory_rate(const Gpu& gpu) { return (gpu.bandwidth > 0 ? gpu.bandwidth : kUnknownBytes) * 1e-6; }

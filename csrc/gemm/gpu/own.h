@@ -180,10 +180,10 @@ OwnChoice find_own(std::string_view kernel, std::string_view variant);
 // Error where the kernel does not support the product or an operand is not aligned.
 void run_own(const Context<Cuda>& context, const OwnChoice& own, const Product& product, const ProductData& data);
 
-// Which kernel runs a product where no table has a row for it, with operands aligned to 16 bytes. Without a kernel:
-// cuBLASLt's first proposal, and with a norm a product and then a norm: on GPUs before 8.0, for float32 and where
-// nothing of ours is expected to be faster. With heads: which runs the product alone in less time than cuBLASLt's and
-// `rotary` take.
+// Which kernel runs a product where no table has a row for it, with operands aligned to 16 bytes. Without a kernel
+// cuBLASLt's first proposal runs, and a norm after its product: on GPUs before 8.0, for float32, and where ours is not
+// expected to be faster. Operands of 8 bits have no product then. With heads: which runs the product alone in less time
+// than cuBLASLt's and `rotary` take.
 OwnChoice guess_product(const Gpu& gpu, const Product& product);
 
 // Whether products that defer norms by moments, those of a layer, take less than the same products alone and the norm

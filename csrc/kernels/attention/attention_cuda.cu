@@ -104,7 +104,7 @@ struct WindowMma {
   static bool guess(const AttentionSize&) { return true; }
   template <int kHeadSize, class T, class Scores>
   static void launch(const Call<T>& call, const Scores& scores) {
-    constexpr int kTiles = kHeadSize <= 64 ? 2 : 1;  // one and two were not compared with a window
+    constexpr int kTiles = kHeadSize <= 64 ? 2 : 1;  // no measurement with a window
     launch_mma<kHeadSize, 4, kTiles, true>(call, scores, window_parameters(call, scores));
   }
 };

@@ -173,7 +173,7 @@ void add_bias_input_layernorm(Context<Cuda>& context, const PartialSums<T>& x, c
       with_norm_rule(norm, [&]<class Rule>() {
         const auto kernel = all_reduce_layernorm_kernel<Shape, native_t<T>, Rule, Copy...>;
         const size_t shared = 3 * cols * sizeof(T);
-        // As launch_overlapped does: the occupancy is asked first.
+        // launch_overlapped sets this too; the occupancy is asked before it.
         FTBERT_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostVectors));
         int fitting = 0;
         FTBERT_CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&fitting, kernel, Shape::kMaxThreads, shared));
