@@ -226,7 +226,7 @@ asan-test: $(DEPS)  ## op and call tests on the CPU, then 20,000 random calls, w
 	  -DPython3_EXECUTABLE=$(PYTHON) -DFTBERT_LIB_DIR=$(CURDIR)/$(ASAN)/ftbert/lib --log-level=WARNING
 	@cmake --build $(ASAN)
 	@ln -sfn $(filter-out %/lib %/__pycache__,$(wildcard $(CURDIR)/ftbert/*)) $(ASAN)/ftbert/
-	@$(ASAN_RUN) -m pytest -q -p no:cacheprovider $(addprefix $(CURDIR)/tests/test_,kernels.py padding_kernels.py ops.py far_columns.py)
+	@$(ASAN_RUN) -m pytest -q -p no:cacheprovider $(addprefix $(CURDIR)/tests/test_,kernels.py padding_kernels.py ops.py far_columns.py int8_product.py)
 	@$(ASAN_RUN) $(CURDIR)/tests/fuzz_ops.py $(or $(ARGS),--count 20000)
 
 # Builds beside build/ link its CPU kernels, which are the same in all, and without CUDA its core.
