@@ -188,9 +188,8 @@ test: | $(PYTHON)  ## everything that CI runs
 	wait $$fetches && wait $$ray && wait $$lint && failed= || failed=1; \
 	printf '\n== fetched and read meanwhile\n'; cat build/fetches.log build/ray.log build/lint.log; [ -z "$$failed" ]; \
 	trap - EXIT; \
-	$(MAKE) cuda-compile avx2-test; \
-	FTBERT_TEST_CLIENTS_PYTHON=$(CLIENTS)/bin/python $(MAKE) py-test; \
-	$(MAKE) ray-test ARGS=
+	$(MAKE) cuda-compile avx2-test; $(MAKE) ray-test ARGS=; \
+	FTBERT_TEST_CLIENTS_PYTHON=$(CLIENTS)/bin/python $(MAKE) py-test
 
 py-test: test-build models $(ONNX)  ## pytest alone; ARGS="-k softmax", WORKERS=0: in one process
 	@printf '\n== pytest\n'; export OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$$(( \

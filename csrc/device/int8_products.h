@@ -1,6 +1,6 @@
 // Vectors of integers of the instruction set's width, and sums of products of bytes on them: of unsigned by signed
-// bytes (AVX-512 VNNI, AVX-VNNI), or of both widened to 16 bits (AVX2). With AVX-512 and no VNNI they take as
-// many instructions as float's.
+// bytes (AVX-512 VNNI, AVX-VNNI), or of both widened to 16 bits (AVX2). With AVX-512 and no VNNI they take as many
+// instructions as float's.
 #pragma once
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 #define FTBERT_VNNI
