@@ -35,12 +35,18 @@ struct MmaCounts {
   static constexpr bool has_room(int64_t m, int64_t tile_rows, int64_t tiles_across) {
     return tiles_across <= kOfRow * ((m - 1) % tile_rows + 1);  // of the last tile
   }
-  // Counts this block; how many were there before.
+  // Counts this block; how many were there before. By a thread whose block has a barrier before it and behind it: the
+  // sums that blocks have stored before, those counted later can read behind it.
   static __device__ unsigned count(const RowMoments& moments, int64_t row0) {
     const unsigned tile = blockIdx.x, shift = 8 * (tile % kOfRow);
     auto* const word =
         reinterpret_cast<unsigned long long*>(moments.data) + (row0 + tile / kOfRow) * kMomentWords + kCountWord;
-    return static_cast<unsigned>(atomicAdd(word, 1ull << shift) >> shift) & 0xff;
+    unsigned long long before;
+    asm volatile("atom.add.acq_rel.gpu.global.u64 %0, [%1], %2;"
+                 : "=l"(before)
+                 : "l"(word), "l"(1ull << shift)
+                 : "memory");
+    return static_cast<unsigned>(before >> shift) & 0xff;
   }
 };
 
@@ -61,11 +67,9 @@ __device__ bool gather_blocks(const DividedK& divided, int64_t row0,
       const Sum(&s)[4] = own[i][j];
       __stcg(at(static_cast<int>(blockIdx.z), i, j), Four{s[0], s[1], s[2], s[3]});
     }
-  __threadfence();
   __syncthreads();
   const bool last = threadIdx.x == 0 && MmaCounts::count(divided.counts, row0) == Shape::kSplit - 1;
   if (!__syncthreads_or(last)) return false;
-  __threadfence();
 #pragma unroll
   for (int i = 0; i < Shape::kOwnSixteens; ++i)
 #pragma unroll
