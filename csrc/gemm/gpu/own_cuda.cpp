@@ -53,17 +53,24 @@ constexpr double kFollowingScaledNorm[] = {4.0, 2.8};
 // none does. No measurement.
 constexpr double kStartLate = 2.0;
 
-double norm_microseconds(const Product& p) {
-  if (p.a == DType::e4m3) return kFollowingScaledNorm[0] + kFollowingScaledNorm[1] * million_elements(p);
+// How many times as long as on an H100 a kernel takes that moves rows alone: as the memories' rates, no measurement.
+double moving_time(const Gpu& gpu) {
+  constexpr double kMeasuredBytes = 3.35e6;  // a microsecond
+  return gpu.device_capability == 90 ? 1 : kMeasuredBytes / memory_rate(gpu);
+}
+
+double norm_microseconds(const Gpu& gpu, const Product& p) {
+  const double million = moving_time(gpu) * million_elements(p);
+  if (p.a == DType::e4m3) return kFollowingScaledNorm[0] + kFollowingScaledNorm[1] * million;
   // That the sum is stored too counts as much as another read: no measurement.
   const double stored = p.epilogue.after == After::norm_beside ? 4.0 / 3 : 1;
-  return kFollowingNorm[0] + stored * kFollowingNorm[1] * million_elements(p);
+  return kFollowingNorm[0] + stored * kFollowingNorm[1] * million;
 }
 
 // `rotary` reads and stores the heads of queries and keys: 512 x 8192 took 9.1 us (H100).
-double rotary_microseconds(const Product& p) {
+double rotary_microseconds(const Gpu& gpu, const Product& p) {
   const int64_t bytes = 2 * p.m * p.epilogue.heads.columns * static_cast<int64_t>(sizeof(half_t));
-  return 2.0 + static_cast<double>(bytes) / 2.6e6;
+  return 2.0 + moving_time(gpu) * static_cast<double>(bytes) / 2.6e6;
 }
 
 // The fastest of ours that takes less than `best`, which becomes its guess.
@@ -179,7 +186,7 @@ bool deferring_pays(const Gpu& gpu, std::span<const Product> layer) {
     fastest(gpu, product, whole);
     fastest(gpu, product.alone(), part);
     deferred += whole.us, alone += part.us;
-    if (product.epilogue.residual) alone += kStartLate + norm_microseconds(product);
+    if (product.epilogue.residual) alone += kStartLate + norm_microseconds(gpu, product);
   }
   return deferred < alone;
 }
@@ -195,10 +202,10 @@ OwnChoice guess_product(const Gpu& gpu, const Product& product) {
   }
   // `linear` has nothing but ours for operands of 8 bits.
   OwnGuess best =
-      ours_alone ? OwnGuess{.beyond = true} : cublas_guess(gpu, product, heads ? rotary_microseconds(product) : 0);
+      ours_alone ? OwnGuess{.beyond = true} : cublas_guess(gpu, product, heads ? rotary_microseconds(gpu, product) : 0);
   const OwnChoice found = fastest(gpu, product.alone(), best);
   if (!normed) return found;
-  best.us += norm_microseconds(product);
+  best.us += norm_microseconds(gpu, product);
   return fastest(gpu, product, best);
 }
 
