@@ -11,7 +11,7 @@ import pytest
 import reference
 import torch
 from compare import assert_close
-from conftest import PLACES, Place, have_gpu
+from conftest import Place, places_here
 from families import make_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -260,13 +260,13 @@ def test_kernels_of_positions_are_for_scores_with_them(place: Place, family: str
     assert ("attention_positions" in kernels) == (family == "deberta-v2")
 
 
-HERE = [place for place in PLACES if place.device == "cpu" or have_gpu()]
+HERE = places_here()
 SIDES = st.one_of(st.sampled_from([-1, 0]), st.integers(0, 160))
 
 
 @settings(max_examples=80, deadline=None)
 @given(
-    place=st.sampled_from(HERE or PLACES),
+    place=st.sampled_from(HERE),
     lengths=st.lists(st.integers(0, 150), min_size=1, max_size=5),
     kv_heads=st.integers(1, 3),
     ratio=st.sampled_from([1, 2, 3, 8]),
@@ -281,7 +281,7 @@ def test_any_shape(place: Place, lengths: list[int], kv_heads: int, ratio: int, 
 
 @settings(max_examples=80, deadline=None)
 @given(
-    place=st.sampled_from(HERE or PLACES),
+    place=st.sampled_from(HERE),
     lengths=st.lists(st.tuples(st.integers(0, 150), st.integers(0, 150)), min_size=1, max_size=4),
     kv_heads=st.integers(1, 2),
     ratio=st.sampled_from([1, 3]),
@@ -360,6 +360,23 @@ def test_queries_behind_the_last_key(place: Place, keys: int, window: tuple[int,
         for mine, part, n in zip(got.split(lengths), rows.split(lengths), (keys, keys, 5, 64), strict=True):
             a, b, c = part.split(size, 1)
             assert_close(mine, behind_the_keys(a, b[:n], c[:n], 0.1, *window, None if bias is None else bias[0]), atol=limit)
+
+
+@pytest.mark.parametrize("size", [32, 64, 128, 256])
+@pytest.mark.parametrize("window", [(40, 40), (300, 300), (300, 0)], ids=str)
+def test_many_texts_whose_queries_go_on_behind_their_keys(place: Place, window: tuple[int, int], size: int) -> None:
+    """More than a GPU computes at once: the kernels of several groups of queries, of which some see no key at all."""
+    texts, queries, keys = 4 if place.device == "cpu" else 80, 700, 70
+    rows = random(texts * queries, 2 * 3 * size, place)
+    cu = reference.offsets([queries] * texts, place.device)
+    got = ops.attention_apart(*rows.split(2 * size, 1), cu, cu[:-1].contiguous(), queries, 2, 2, 0.1, *window, cu[:-1] + keys)
+    for text in (0, texts // 2, texts - 1):
+        first = text * queries
+        for head in range(2):
+            q, k, v = (part[first : first + queries, head * size : (head + 1) * size] for part in rows.split(2 * size, 1))
+            want = behind_the_keys(q, k[:keys], v[:keys], 0.1, *window)
+            mine = got[first : first + queries, head * size : (head + 1) * size]
+            assert_close(mine, want, atol=max(6e-6, 4 * place.eps))
 
 
 def test_rows_that_a_gpu_cannot_read(place: Place) -> None:

@@ -235,7 +235,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   if constexpr (kPasses) {
     const int query = block.first_query + group * 64;
     const KeyRange of_group = seen.of(query, min(query + 64, block.length) - 1);
-    first = of_group.begin / kTileKeys;
+    // Behind the last key a group's first tile is none of the block's.
+    first = min(of_group.begin / kTileKeys, tiles);
     end = max(first, (of_group.end + kTileKeys - 1) / kTileKeys);
   }
 
