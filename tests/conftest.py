@@ -63,6 +63,18 @@ class Place:
     def eps(self) -> float:
         return torch.finfo(self.dtype).eps
 
+    @property
+    def missing(self) -> str:
+        """Why nothing is computed here on this machine, or ""."""
+        if self.device == "cpu":
+            return ""
+        if not have_gpu():
+            return "no GPU"
+        from ftbert.gpus import Gpu
+
+        no_bf16 = self.dtype == torch.bfloat16 and Gpu.of("cuda").capability < 80
+        return "this GPU has no products in bf16" if no_bf16 else ""
+
     def __str__(self) -> str:
         return f"{self.device}-{str(self.dtype).removeprefix('torch.')}"
 
@@ -82,6 +94,11 @@ def have_gpu() -> bool:
     if not torch.cuda.is_available():
         return False
     return build_info()["cuda"] == "yes"
+
+
+def places_here() -> list[Place]:
+    """Those of this machine, of which hypothesis draws one; without any, all, which says what is missing."""
+    return [place for place in PLACES if not place.missing] or PLACES
 
 
 @contextmanager
@@ -110,15 +127,10 @@ def full_disk(size: int) -> Iterator[None]:
 
 @pytest.fixture(params=PLACES, ids=str)
 def place(request: pytest.FixtureRequest) -> Place:
-    if request.param.device == "cuda" and not have_gpu():
-        if os.environ.get("FTBERT_TEST_DEVICE") == "cuda":
+    if why := request.param.missing:
+        if why == "no GPU" and os.environ.get("FTBERT_TEST_DEVICE") == "cuda":
             pytest.fail("FTBERT_TEST_DEVICE=cuda, but there is no GPU or no CUDA in this build")
-        pytest.skip("no GPU")
-    if request.param.device == "cuda" and request.param.dtype == torch.bfloat16:
-        from ftbert.gpus import Gpu
-
-        if Gpu.of("cuda").capability < 80:
-            pytest.skip("this GPU has no products in bf16")
+        pytest.skip(why)
     return request.param  # type: ignore[no-any-return]
 
 

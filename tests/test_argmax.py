@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import PLACES, Place, have_gpu
+from conftest import Place, places_here
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +13,7 @@ from ftbert._library import load_library
 load_library()
 ops = torch.ops.ftbert
 
-HERE = [place for place in PLACES if place.device == "cpu" or have_gpu()]
+HERE = places_here()
 INFINITY, NAN = float("inf"), float("nan")
 # On both sides of: a pack of 16 bytes, a block's threads, a part of the CPU's, all loads of a block and of a cluster.
 SIZES = [1, 2, 3, 7, 8, 9, 64, 511, 512, 513, 2048, 4095, 4096, 4097, 8200, 16384, 32000, 32001, 65536, 70000]

@@ -8,7 +8,7 @@ import pytest
 import reference
 import torch
 from compare import assert_close
-from conftest import PLACES, Place, have_gpu
+from conftest import Place, places_here
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -17,7 +17,7 @@ from ftbert._library import load_library
 
 load_library()
 ops = torch.ops.ftbert
-HERE = [place for place in PLACES if place.device == "cpu" or have_gpu()]
+HERE = places_here()
 SIZES = reference.FUSED_SIZES
 # Around the edges of steps and of splits, which have 8 keys to 256 by head size and type.
 EDGES = [1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512, 513, 700]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import have_gpu
-from own_kernels import VARIANTS, WORDS, supports
+from own_kernels import VARIANTS, WORDS, supports, tile_kernel
 from torch import Tensor
 from torch.nn.functional import gelu, silu
 
@@ -212,6 +212,7 @@ def test_steps_of_a_large_decoder(large: Any, texts: int, dtype: str, most: floa
     """Kernels that start while the kernel ahead still runs, also from graphs: steps give the result of a single call,
     and the same bits again."""
     steps, model = 40, ftbert.load(large, device="cuda", dtype=dtype)
+    recorded = dtype != "q8_0" or texts <= 8 or tile_kernel() == "wgmma_tile"  # else the weights need memory of the call
     ids = torch.randint(2048, (texts, 12 + steps), generator=torch.Generator().manual_seed(texts)).cuda()
     slots, rows = torch.arange(texts, dtype=torch.int32), torch.arange(texts + 1, dtype=torch.int32)
 
@@ -219,7 +220,7 @@ def test_steps_of_a_large_decoder(large: Any, texts: int, dtype: str, most: floa
         decoder = decoder_of(model, texts, 64)
         decoder.forward(ids[:, :12].flatten(), rows * 12, slots, False)
         found = [decoder.forward(ids[:, 12 + i].contiguous(), rows, slots, False).clone() for i in range(steps)]
-        assert decoder.recorded() > 0
+        assert (decoder.recorded() > 0) == recorded
         return torch.stack(found, 1)
 
     whole = decoder_of(model, texts, 64).forward(ids.flatten(), rows * (12 + steps), slots, True)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import PLACES, Place, have_gpu
+from conftest import Place, places_here
 from families import make_model
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -22,7 +22,7 @@ from ftbert.text.shared_prefix import LEAST, apart, shared_tokens, worth_sharing
 from ftbert.text.tokens import tokens_of
 
 CPU = Place("cpu", torch.float32)
-HERE = [place for place in PLACES if place.device == "cpu" or have_gpu()]
+HERE = places_here()
 VOCAB = 90  # ids that every family has
 Rows = list[list[int]]
 
