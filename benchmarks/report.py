@@ -64,8 +64,9 @@ SUMMARY_POINTS = {
         "minilm 32x128 half",
     ),
     "cuda-bf16-modern": (
-        "modernbert 1x128 full", "modernbert 32x128 half", "modernbert 32x512 full", "modernbert 2x8192 full",
-        "qwen3 1x128 full", "qwen3 32x128 half", "qwen3 32x512 full", "qwen3 8x2048 half",
+        "modernbert 1x128 full", "modernbert 32x128 half", "modernbert 32x512 full", "modernbert 8x2048 half",
+        "modernbert 2x8192 full", "qwen3 1x128 full", "qwen3 32x128 half", "qwen3 32x512 full",
+        "qwen3 8x2048 half",
     ),
     "cuda-fp8": (
         "base 1x128 full", "base 32x128 half", "base 32x512 full", "large 32x384 full", "large 32x384 half",
@@ -76,7 +77,8 @@ SUMMARY_POINTS = {
 SUMMARY_PEERS = {
     "cuda": ("ftbert, packed", BASE, "nn.TransformerEncoder fast path", "packed PyTorch, CUDA graph"),
     "cuda-bf16-modern": (
-        "ftbert, packed", "packed PyTorch, CUDA graph", "packed PyTorch, cuDNN attention, CUDA graph",
+        "ftbert, packed, recorded", "packed PyTorch compiled as a whole, CUDA graph", "packed PyTorch, CUDA graph",
+        "packed PyTorch, cuDNN attention, CUDA graph",
     ),
     "cuda-fp8": (
         PACKED, f"{PACKED}, 16 bits", "packed PyTorch, fp8 scales of tensors, CUDA graph",
