@@ -124,8 +124,9 @@ _HIDDEN_ACT = ("hidden_act", "gelu")
 _DEBERTA: Any = {"families": ("deberta", "deberta-v2")}
 _CONTEXT: Any = {"dense": "pooler.dense", "activation": ("pooler_hidden_act", "gelu"), **_DEBERTA}
 _LM = "lm_predictions.lm_head"
-_UNTIED = ("llama", "mistral", "qwen2", "qwen3")
-_LLAMAS = (*_UNTIED, "gemma2", "gemma3_text")
+_UNTIED = ("llama", "mistral", "ministral", "phi3", "qwen2", "qwen3")
+_TIED = ("smollm3", "gemma", "gemma2", "gemma3_text")
+_LLAMAS = (*_UNTIED, *_TIED)
 _MODERNBERT_HEAD: Any = {
     "dense": "head.dense", "activation": ("classifier_activation", "gelu"), "norm": "head.norm",
     "families": ("modernbert",),
@@ -185,7 +186,7 @@ ROWS = (
     HeadRow("masked_lm", "LMHead", "tokens", "decoder", families=("neobert",), tied=False),
     HeadRow(*_MASKED, "tokens", "lm_head", families=("eurobert",), biases=(("out", "mlp_bias", False),)),
     HeadRow(*_CAUSAL, "tokens", "lm_head", families=_UNTIED, tied=False, **_LM_HEAD),
-    HeadRow(*_CAUSAL, "tokens", "lm_head", families=("gemma2", "gemma3_text"), **_LM_HEAD),
+    HeadRow(*_CAUSAL, "tokens", "lm_head", families=_TIED, **_LM_HEAD),
     HeadRow(*_CAUSAL, "tokens", "decoder", "lm_head.dense", ("classifier_activation", "gelu"), "lm_head.norm",
             biases=(*_MODERNBERT_BIASES, ("out", "decoder_bias", True)), **_MODERNBERT_DECODER),
     HeadRow("replaced_token", "ForPreTraining", "tokens", "discriminator_predictions.dense_prediction",

@@ -193,6 +193,10 @@ _LLAMA_NAMES: Names = {
     "layers.{i}.ffn.norm": _LAYER + "post_attention_layernorm",
     "final_norm": "norm",
 }
+_PHI3_NAMES: Names = {
+    "layers.{i}.attention.qkv": _ATTENTION + "qkv_proj",
+    "layers.{i}.ffn.up": two_halves(_LAYER + "mlp.gate_up_proj", gate_first=True),
+}
 _RMS_NORMS = (*LAYER_NORMS, "final_norm")
 _QK_NORM = "layer.attention.qk_norm"
 _GEMMA_NORMS = (*_RMS_NORMS, "layer.attention_result_norm", "layer.ffn_result_norm")
@@ -220,13 +224,52 @@ def _llama(config: Config, description: Description) -> None:
     turn(10_000.0)(config, description)
 
 
-def _mistral(config: Config, description: Description) -> None:
+def _sliding_window(config: Config, default: int | None) -> int | None:
+    """default: where the config says nothing. null: none."""
+    if config.get("sliding_window", default) is None:
+        return None
+    return int(entry(config, "sliding_window", "int", default))
+
+
+def _one_window(heads: int | None, window: int | None) -> Callable[[Config, Description], None]:
+    """The same in all layers. heads: of keys, as `window` where the config says nothing."""
+
+    def adjust(config: Config, description: Description) -> None:
+        group_heads(config, description, heads)
+        turn(10_000.0)(config, description)
+        if config.get("layer_types") is not None:
+            said = f"layer_types of model type {config.get('model_type')!r}"
+            raise ValueError(f"{said} is not supported: transformers' class does not read it")
+        size = _sliding_window(config, window)
+        slide(description, layer_types(config, lambda i: size is not None), size)
+
+    return adjust
+
+
+def _ministral(config: Config, description: Description) -> None:
     group_heads(config, description, 8)
     turn(10_000.0)(config, description)
-    if config.get("layer_types") is not None:
-        raise ValueError("layer_types of model type 'mistral' is not supported: transformers' Mistral does not read it")
-    window = entry(config, "sliding_window", "int", 4096) if config.get("sliding_window", 0) is not None else None
+    window = _sliding_window(config, 4096)
     slide(description, layer_types(config, lambda i: window is not None), window)
+
+
+def _smollm3(config: Config, description: Description) -> None:
+    """Some layers turn no heads; these are the ones that slide, where any do."""
+    group_heads(config, description, 4)
+    turn(2_000_000.0)(config, description)
+    layers, every = entry(config, "num_hidden_layers", "int", None), entry(config, "no_rope_layer_interval", "int", 4)
+    turns: Any = config.get("no_rope_layers")
+    if turns is None:
+        if every < 1:
+            raise ValueError(f"no_rope_layer_interval {every}: expected at least 1")
+        turns = [int((i + 1) % every != 0) for i in range(min(layers, 1 << 16))]
+    if not isinstance(turns, list) or len(turns) < layers or any(one not in (0, 1) for one in turns):
+        raise ValueError(f"no_rope_layers {shown(turns)}: expected 0 or 1 for each of {layers} layers")
+    window = _sliding_window(config, None) if entry(config, "use_sliding_window", "bool", False) else None
+    slide(description, layer_types(config, lambda i: window is not None and not turns[i]), window)
+    for layer, turned in zip(description["layers"], turns, strict=False):
+        if not turned:
+            layer["attention"] = {**layer["attention"], "rotary": None}
 
 
 def _qwen(config: Config, description: Description) -> None:
@@ -238,8 +281,20 @@ def _qwen(config: Config, description: Description) -> None:
     slide(description, layer_types(config, lambda i: window is not None and i >= first), window)
 
 
+def _gemma1(config: Config, description: Description) -> None:
+    group_heads(config, description, 16)
+    description["embedding_scale"] = description["hidden"] ** 0.5
+    _stay_causal(config)
+    turn(10_000.0)(config, description)
+
+
+def _stay_causal(config: Config) -> None:
+    if entry(config, "use_bidirectional_attention", "bool", False):
+        raise ValueError("use_bidirectional_attention true is not supported: transformers' own masks stay causal")
+
+
 def _gemma(config: Config, description: Description, soft_cap: float) -> Description:
-    """What Gemmas share; the description of attention. soft_cap: where the config says nothing; 0: none."""
+    """What Gemma 2 and 3 share; the description of attention. soft_cap: where the config says nothing; 0: none."""
     group_heads(config, description, 4)
     description["embedding_scale"] = description["hidden"] ** 0.5
     attention: Description = description["layer"]["attention"]
@@ -254,10 +309,9 @@ def _gemma(config: Config, description: Description, soft_cap: float) -> Descrip
 
 def _gemma2(config: Config, description: Description) -> None:
     _gemma(config, description, 50.0)
-    if entry(config, "use_bidirectional_attention", "bool", False):
-        raise ValueError("use_bidirectional_attention true is not supported: transformers' own masks stay causal")
+    _stay_causal(config)
     turn(10_000.0)(config, description)
-    window = entry(config, "sliding_window", "int", 4096) if config.get("sliding_window", 0) is not None else None
+    window = _sliding_window(config, 4096)
     slide(description, layer_types(config, lambda i: i % 2 == 0), window)
 
 
@@ -316,10 +370,16 @@ ROTARY = (
     _like_llama("eurobert", _llama, _ATTENTION_BIAS | _FFN_BIAS, {}, eps=1e-5, decoder=False,
                 lacks=("question_answering", "multiple_choice")),
     _like_llama("llama", _llama, _ATTENTION_BIAS | _FFN_BIAS, {}, also=("transformer",)),
-    _like_llama("mistral", _mistral, {}, _NO_BIAS),
+    _like_llama("mistral", _one_window(8, 4096), {}, _NO_BIAS),
+    _like_llama("ministral", _ministral, {}, _NO_BIAS, also=("transformer",)),
+    _like_llama("phi3", _one_window(None, None), {}, _NO_BIAS, eps=1e-5, names=_PHI3_NAMES,
+                lacks=("masked_lm", "multiple_choice", "question_answering")),
+    _like_llama("smollm3", _smollm3, _ATTENTION_BIAS | _FFN_BIAS, {}, also=("transformer",)),
     _like_llama("qwen2", _qwen, {}, _NO_FFN_BIAS | {"layer.attention.out_bias": False}, also=("transformer",)),
     _like_llama("qwen3", _qwen, _ATTENTION_BIAS | {"layer.attention.head_size": ("head_dim", 128)}, _NO_FFN_BIAS,
                 norms=(*_RMS_NORMS, _QK_NORM), also=("transformer",)),
+    _like_llama("gemma", _gemma1, _GEMMA["keys"] | {"layer.ffn.activation": ("hidden_act", "gelu_pytorch_tanh")},
+                _NO_FFN_BIAS, norm=_GEMMA["norm"], lacks=("masked_lm", "multiple_choice", "question_answering")),
     _like_llama("gemma2", _gemma2, norms=_GEMMA_NORMS, lacks=("masked_lm", "multiple_choice", "question_answering"),
                 **_GEMMA),
     _like_llama("gemma3_text", _gemma3, norms=(*_GEMMA_NORMS, _QK_NORM),

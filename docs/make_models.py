@@ -164,8 +164,9 @@ def render() -> str:
     lines += [
         "",
         "Any sizes; hidden must be a multiple of heads where the config has no `head_dim`. Decoders (llama, mistral,",
-        "qwen2, qwen3, gemma2, gemma3_text, modernbert-decoder) run as encoders, causal or, with `is_causal` false",
-        "or (all but gemma2 and modernbert-decoder) `use_bidirectional_attention`, in both directions. Their head",
+        "ministral, phi3, smollm3, qwen2, qwen3, gemma, gemma2, gemma3_text, modernbert-decoder) run as encoders,",
+        "causal or, with `is_causal` false or (all but gemma, gemma2 and modernbert-decoder)",
+        "`use_bidirectional_attention`, in both directions. SmolLM3 has layers that turn no heads. Their head",
         "over the vocabulary, tied or not, is read when a score asks for it (`predict`, `rerank`, `Model.head`): no",
         "call of the model computes it. `new` is the type of the published GTE models (gte-en-v1.5,",
         "gte-multilingual); `alibi_bert` is ftbert's own word for BERT with ALiBi (jina-embeddings-v2, MosaicBERT,",

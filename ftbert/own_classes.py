@@ -73,6 +73,7 @@ OWN_CLASSES = (
     OwnClass("modeling.New*", ("new",), "Alibaba-NLP/new-impl"),
     OwnClass("model.NeoBERT*", ("neobert",), "chandar-lab/NeoBERT"),
     OwnClass("modeling_eurobert.EuroBert*", ("eurobert",), "EuroBERT/EuroBERT-210m"),
+    OwnClass("modeling_phi3.Phi3*", ("phi3",), "microsoft/Phi-3-mini-4k-instruct"),
     # One name for two: gte-Qwen2-7B's code attends in both directions; gte-Qwen2-1.5B's is causal, also where its
     # config says is_causal false (vLLM's page of supported models). is_causal counts, as in transformers' own class.
     OwnClass(
@@ -131,7 +132,7 @@ OWN_CLASSES = (
 
 # Model types of which transformers' own class does not read use_bidirectional_attention, while the code that writes it
 # into their config does.
-_READ_ELSEWHERE = ("llama", "mistral", "qwen2", "qwen3")
+_READ_ELSEWHERE = ("llama", "mistral", "ministral", "phi3", "smollm3", "qwen2", "qwen3")
 
 
 def named_classes(document: Config) -> list[str]:

@@ -136,6 +136,24 @@ _SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"num_key_value_heads": 1, "sliding_window": 4, "use_cache": False},
         {"num_key_value_heads": 3, "sliding_window": None, "is_causal": False, "head_dim": 10, "use_cache": False},
     ],
+    "ministral": [
+        {
+            "num_key_value_heads": 1, "head_dim": 16, "sliding_window": 4, "use_cache": False,
+            "layer_types": ["full_attention", "sliding_attention"],
+        },
+        {"num_key_value_heads": 3, "sliding_window": 5, "is_causal": False, "head_dim": 10, "use_cache": False},
+    ],
+    "phi3": [
+        {"num_key_value_heads": 1, "sliding_window": 4, "use_cache": False},
+        {"is_causal": False, "rms_norm_eps": 1e-4, "use_cache": False},
+    ],
+    "smollm3": [
+        {"num_key_value_heads": 1, "no_rope_layer_interval": 2, "use_cache": False},
+        {
+            "num_key_value_heads": 3, "no_rope_layers": [0, 1, 0], "use_sliding_window": True, "sliding_window": 5,
+            "attention_bias": True, "mlp_bias": True, "rope_parameters": _YARN, "use_cache": False,
+        },
+    ],
     "qwen2": [
         {"num_key_value_heads": 1, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1, "use_cache": False},
         {
@@ -150,6 +168,10 @@ _SETTINGS: dict[str, list[dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "rope_parameters": _YARN,
             "use_cache": False,
         },
+    ],
+    "gemma": [
+        {"num_key_value_heads": 1, "head_dim": 16, "hidden_act": "gelu_pytorch_tanh", "use_cache": False},
+        {"num_key_value_heads": 3, "head_dim": 10, "attention_bias": True, "is_causal": False, "use_cache": False},
     ],
     "gemma2": [  # transformers leaves soft caps out where its attention is not "eager"
         {

@@ -18,8 +18,11 @@ import ftbert
 SETTINGS: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"sliding_window": 6},
+    "phi3": {},
+    "smollm3": {"no_rope_layer_interval": 2},
     "qwen2": {},
     "qwen3": {},
+    "gemma": {},
     "gemma3_text": {"use_bidirectional_attention": False, "sliding_window": 7},
 }
 FAMILIES = list(SETTINGS)

@@ -17,7 +17,8 @@ _SIZES = {
     "vocab_size": 96,
     "max_position_embeddings": 64,
 }
-_HEADS_OF_EACH = {"eurobert": 1, "llama": 2, "mistral": 1, "qwen2": 2, "qwen3": 1, "gemma2": 2, "gemma3_text": 1}
+_HEADS_OF_EACH = {"eurobert": 1, "llama": 2, "mistral": 1, "ministral": 1, "phi3": 2, "smollm3": 1, "qwen2": 2,
+                  "qwen3": 1, "gemma": 1, "gemma2": 2, "gemma3_text": 1}  # fmt: skip
 
 
 def task_of(family: str) -> str:

@@ -110,7 +110,7 @@ def test_a_type_of_its_own(family: str, kind: str, code: str, tmp_path: Path) ->
         ftbert.load(folder)
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "ministral", "phi3", "smollm3", "qwen2", "qwen3"])
 def test_use_bidirectional_attention(family: str, tmp_path: Path) -> None:
     """Code beside the weights reads it; transformers' own classes of these types do not."""
     reference = make_model(family, "encoder", 0, is_causal=False)

@@ -126,6 +126,23 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "model_type": "modernbert-decoder", "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4,
         "num_hidden_layers": 4, "max_position_embeddings": 128, "vocab_size": 100,
     },
+    "phi3": {  # microsoft/Phi-3-mini-4k-instruct
+        "model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "hidden_act": "silu", "hidden_size": 3072,
+        "intermediate_size": 8192, "max_position_embeddings": 4096, "num_attention_heads": 32, "num_hidden_layers": 32,
+        "num_key_value_heads": 32, "original_max_position_embeddings": 4096, "pad_token_id": 32000, "rms_norm_eps": 1e-05,
+        "rope_scaling": None, "rope_theta": 10000.0, "sliding_window": 2047, "vocab_size": 32064,
+    },
+    "smollm3": {  # HuggingFaceTB/SmolLM3-3B
+        "model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"], "attention_bias": False, "hidden_act": "silu",
+        "hidden_size": 2048, "intermediate_size": 11008, "max_position_embeddings": 65536, "mlp_bias": False,
+        "no_rope_layer_interval": 4, "num_attention_heads": 16, "num_hidden_layers": 36, "num_key_value_heads": 4,
+        "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 5000000.0, "sliding_window": None,
+        "use_sliding_window": False, "vocab_size": 128256,
+    },
+    "gemma": {
+        "model_type": "gemma", "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_hidden_layers": 2,
+        "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128, "vocab_size": 100,
+    },
     "gemma2": {
         "model_type": "gemma2", "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_hidden_layers": 2,
         "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128, "vocab_size": 100,
@@ -159,6 +176,9 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 
 
 def test_published_configs_say_what_they_compute() -> None:
+    turned = [layer.attention.rotary is not None for layer in described("smollm3").layers]
+    assert turned == [i % 4 != 3 for i in range(36)]
+    assert {layer.attention.window for layer in described("phi3").layers} == {(2046, None)}
     modernbert = described("modernbert")
     windows = [layer.attention.window for layer in modernbert.layers]
     assert windows == [None if i % 3 == 0 else (64, 64) for i in range(22)]
@@ -367,6 +387,15 @@ def test_rotary_positions_that_change_with_the_length(tmp_path: Path) -> None:
         ("llama", {"add_cross_attention": True}, "add_cross_attention"),
         ("mistral", {"layer_types": ["full_attention"] * 2}, "layer_types of model type 'mistral'"),
         ("mistral", {"sliding_window": 0}, "sliding_window 0: expected at least 1"),
+        ("phi3", {"layer_types": ["full_attention"] * 32}, "layer_types of model type 'phi3'"),
+        ("phi3", {"sliding_window": 0}, "sliding_window 0: expected at least 1"),
+        ("phi3", {"rope_scaling": {"type": "longrope", "long_factor": [1.0] * 48}}, "rope_scaling of type 'longrope'"),
+        ("phi3", {"partial_rotary_factor": 0.75}, "partial_rotary_factor 0.75"),
+        ("smollm3", {"no_rope_layer_interval": 0}, "no_rope_layer_interval 0: expected at least 1"),
+        ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers .*: expected 0 or 1 for each of 36 layers"),
+        ("smollm3", {"no_rope_layers": [2] * 36}, "no_rope_layers .*: expected 0 or 1"),
+        ("smollm3", {"no_rope_layers": 4}, "no_rope_layers 4: expected 0 or 1"),
+        ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention true is not supported"),
         ("qwen3", {"layer_types": ["full_attention", "linear_attention"] * 14}, "layer_types .* is not supported: one of"),
         ("qwen3", {"layer_types": ["full_attention"]}, "for each layer"),
         ("gemma2", {"attn_logit_softcapping": 0}, "attn_logit_softcapping 0: expected a number above 0"),
