@@ -38,6 +38,15 @@ def make(family: str, device: str) -> Any:
     return randomise(AutoModel.from_config(config))
 
 
+def test_more_tokens_than_offsets_count(place: Place) -> None:
+    """Padding among them: offsets have 32 bits, and a GPU counts them before anybody asks."""
+    model = ftbert.load(make("modernbert", place.device), device=place.device, dtype=place.dtype)
+    ids = torch.full((1, 1), 7, device=place.device).expand(2**22, 512)
+    for mask in (None, torch.ones(1, 1, dtype=torch.int64, device=place.device).expand(2**22, 512)):
+        with pytest.raises(RuntimeError, match=r"at most 2\^31-1 tokens in one call, padding among them, got 2147483648"):
+            model(ids, mask)
+
+
 @pytest.mark.parametrize("family", MODELS)
 @torch.no_grad()
 def test_the_longest_text(place: Place, family: str) -> None:

@@ -91,8 +91,9 @@ def test_packed_calls(place: Place, want: str) -> None:
     lengths = [7, 1, 40, 0, 128, 3]
     ids = torch.randint(5, 120, (sum(lengths),)).to(place.device)
     cu = torch.tensor([0, *lengths]).cumsum(0).int().to(place.device)
-    for _recorded in range(3):
-        got, wanted = (one.forward_packed(ids, cu, 128, want=want) for one in (shared, alone))
+    keys = torch.tensor([5, 1, 40, 0, 100, 1], dtype=torch.int32, device=place.device)
+    for given in (None, None, None, keys):  # recorded by the second
+        got, wanted = (one.forward_packed(ids, cu, 128, want=want, keys=given) for one in (shared, alone))
         assert_close(got, wanted, atol=limit(place), rtol=limit(place))
 
 

@@ -31,6 +31,14 @@ struct Call {
   std::span<const std::unique_ptr<DecoderCache>> caches = {};
   at::Tensor slots = {};  // int32 [batch]
   int64_t max_held = 0;   // most tokens that a slot then holds
+
+  // move(tensor) of the ids and of what is given beside them, but for the mask, which may go elsewhere.
+  template <class Move>
+  void move_ids(const Move& move) {
+    move(input_ids);
+    for (std::optional<at::Tensor>* given : {&token_type_ids, &cu_seqlens, &rows, &keys})
+      if (*given) move(**given);
+  }
 };
 
 enum class Want {

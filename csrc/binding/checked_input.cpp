@@ -156,11 +156,15 @@ CheckedInput unpad(Context<Device>& context, at::Device device, const ModelConfi
                    const std::optional<at::Tensor>& attention_mask, const std::optional<at::Tensor>& token_type_ids,
                    Wait wait) {
   CheckedInput out;
+  // Of offsets, which a GPU counts without having asked.
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  FTBERT_CHECK(input_ids.numel() <= kMost, "input_ids: at most 2^31-1 tokens in one call, padding among them, got ",
+               input_ids.numel());
   out.input_ids = ids_tensor("input_ids", input_ids, 2, device);
   out.token_type_ids = type_tensor(token_type_ids, out.input_ids, config);
   const int64_t batch = input_ids.size(0), seq = input_ids.size(1), rows = batch * seq;
   if (!config.counts_tokens() || config.rotary()) check_length(config, seq);
-  FTBERT_CHECK(seq <= std::numeric_limits<int32_t>::max(), "input_ids: at most 2^31-1 columns, got ", seq);
+  FTBERT_CHECK(seq <= kMost, "input_ids: at most 2^31-1 columns, got ", seq);
   at::Tensor& mask = out.mask;
   if (attention_mask) mask = mask_tensor(*attention_mask, out.input_ids);
   // On the CPU, too: a replay copies the offsets again, from memory that may be somebody else's by then.
@@ -213,8 +217,6 @@ CheckedInput unpad(Context<Device>& context, at::Device device, const ModelConfi
   }
   if (!out.counting) check_info(info, config, out);
   if (device.is_cpu()) check_positions(config, out, info.tokens);
-  FTBERT_CHECK(info.tokens <= std::numeric_limits<int32_t>::max(), "at most 2^31-1 tokens in one call, got ",
-               info.tokens);
   out.batch = {.sequences = Sequences::of_tokens(data<int32_t>(out.cu_seqlens), batch, info.max_seqlen, info.tokens),
                .ids = data<int64_t>(out.input_ids),
                .types = data<int64_t>(out.token_type_ids),

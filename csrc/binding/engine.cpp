@@ -150,9 +150,8 @@ std::vector<at::Tensor> Engine::on_ranks(const Call& call, const std::vector<Wan
     for (size_t rank = 1; rank < members_.size(); ++rank) {
       const auto move = [&](at::Tensor& tensor) { tensor = runner_->at_rank(tensor, static_cast<int64_t>(rank)); };
       Call there = call;
-      move(there.input_ids);
-      for (auto* given : {&there.attention_mask, &there.token_type_ids, &there.cu_seqlens, &there.rows})
-        if (*given) move(**given);
+      there.move_ids(move);
+      if (there.attention_mask) move(*there.attention_mask);
       choose_cache(there, rank);
       calls.push_back(std::move(there));
     }

@@ -84,9 +84,7 @@ Call call_at(const Call& call, at::Device first, at::Device device) {
     if (tensor.device() == first) tensor = tensor.to(device, /*non_blocking=*/true);
   };
   Call there = call;
-  move(there.input_ids);
-  for (std::optional<at::Tensor>* given : {&there.token_type_ids, &there.cu_seqlens, &there.rows, &there.keys})
-    if (*given) move(**given);
+  there.move_ids(move);
   if (call.attention_mask) there.attention_mask = call.attention_mask->cpu();
   return there;
 }

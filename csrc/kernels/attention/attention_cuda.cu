@@ -218,7 +218,7 @@ template <class Device, class T>
 Operand attention(Context<Device>& context, const Heads& heads, const QueriesKeysValues& from,
                   const Sequences& sequences, const ScorePolicy<T>& policy, const AttentionScratch& scratch,
                   const Operand& out) {
-  if (sequences.count == 0 || sequences.max_k == 0) return out;
+  if (sequences.count == 0 || sequences.max_q == 0 || sequences.max_k == 0) return out;
   FTBERT_CHECK(from.dtype == kDType<T>, "attention on a GPU reads q, k and v in the stream's type");
   AttentionSize size = size_of(context, heads, policy, are_whole_sequences(heads, from, sequences));
   size.e4m3 = out.format == &formats::e4m3_tensor;
