@@ -129,6 +129,16 @@ def qwen3(said: Metadata) -> dict[str, Any]:
     return found | {"use_sliding_window": False, "attention_bias": said.has("blk.0.attn_q.bias")}
 
 
+def smollm3(said: Metadata) -> dict[str, Any]:
+    """Which layers turn no heads is no entry of the file: every fourth."""
+    found = _expect_no_window(said, _decoder(said, "smollm3", "SmolLM3ForCausalLM", 10_000.0))
+    return found | {"no_rope_layer_interval": 4, "use_sliding_window": False}
+
+
+def gemma(said: Metadata) -> dict[str, Any]:
+    return _expect_no_window(said, _decoder(said, "gemma", "GemmaForCausalLM", 10_000.0, "gelu_pytorch_tanh"))
+
+
 def gemma3(said: Metadata) -> dict[str, Any]:
     _expect_causal(said, True)
     return _gemma(said, "Gemma3ForCausalLM")

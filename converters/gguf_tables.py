@@ -12,6 +12,7 @@ from typing import Any
 from ftbert.checkpoint import shown
 from ftbert.converters.gguf_config import (
     bert,
+    gemma,
     gemma3,
     gemma_embedding,
     llama,
@@ -19,6 +20,7 @@ from ftbert.converters.gguf_config import (
     nomic_bert,
     qwen2,
     qwen3,
+    smollm3,
 )
 from ftbert.converters.gguf_metadata import Metadata
 
@@ -153,6 +155,8 @@ ARCHITECTURES = {
     "llama": Architecture(_decoder("model."), llama, interleaved=True),
     "qwen2": Architecture(_decoder("model."), qwen2),
     "qwen3": Architecture(_decoder("model.", **_NORMED_HEADS), qwen3, ranker=_RANKING_QWEN3),
+    "smollm3": Architecture(_decoder("model."), smollm3, interleaved=True),
+    "gemma": Architecture(_decoder("model."), gemma, shift=1.0),
     "gemma3": Architecture(_decoder("model.", **_GEMMA), gemma3, shift=1.0),
     "gemma-embedding": Architecture(_decoder("", **_GEMMA), gemma_embedding, shift=1.0),
 }

@@ -49,6 +49,14 @@ MODELS: dict[str, tuple[str, str, list[dict[str, Any]]]] = {
         {"num_key_value_heads": 1, "head_dim": 32, "tie_word_embeddings": True},
         {"num_key_value_heads": 3, "head_dim": 64, "attention_bias": False, "rope_parameters": YARN, "use_sliding_window": False},
     ]),
+    "smollm3": ("smollm3", "causal_lm", [
+        {"num_hidden_layers": 5, "num_key_value_heads": 1, "no_rope_layer_interval": 4, "head_dim": 32, "tie_word_embeddings": True},
+        {"num_hidden_layers": 4, "num_key_value_heads": 3, "no_rope_layer_interval": 4, "no_rope_layers": None, "head_dim": 64, "use_sliding_window": False, "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False, "rope_parameters": YARN},
+    ]),
+    "gemma": ("gemma", "causal_lm", [
+        {"num_key_value_heads": 1, "head_dim": 32, "tie_word_embeddings": True},
+        {"num_key_value_heads": 3, "head_dim": 64, "attention_bias": False, "tie_word_embeddings": True, "is_causal": False},
+    ]),
     "gemma3": ("gemma3_text", "causal_lm", [
         {"num_hidden_layers": 7, "num_key_value_heads": 1, "head_dim": 32, "use_bidirectional_attention": False, "sliding_window": 5, "query_pre_attn_scalar": 32, "tie_word_embeddings": True, "rope_parameters": _TYPES},
         {"num_hidden_layers": 7, "num_key_value_heads": 3, "head_dim": 64, "use_bidirectional_attention": False, "sliding_window": 7, "query_pre_attn_scalar": 64, "tie_word_embeddings": True, "rope_parameters": _PLAIN},
@@ -65,6 +73,8 @@ def make(arch: str, which: int = 0, **overrides: Any) -> Any:
     """A random model of transformers; every row is a multiple of 32."""
     family, task, configs = MODELS[arch]
     usual: dict[str, Any] = {"hidden_act": "gelu" if family in ("bert", "modernbert") else "silu"}  # no file says it
+    if family == "gemma":
+        usual = {"hidden_act": "gelu_pytorch_tanh"}
     if family == "gemma3_text":
         usual = {"sliding_window_pattern": 6, "attention_bias": False}
     if family == "modernbert":
@@ -179,9 +189,9 @@ def _tensors(model: Any, arch: str) -> Any:
     for name, tensor in state.items():
         if "pooler." in name or "position_ids" in name or (tied and name == "lm_head.weight"):
             continue
-        if arch == "llama" and ".q_proj." in name:
+        if arch in ("llama", "smollm3") and ".q_proj." in name:
             tensor = _interleaved(tensor, config.num_attention_heads)
-        if arch == "llama" and ".k_proj." in name:
+        if arch in ("llama", "smollm3") and ".k_proj." in name:
             tensor = _interleaved(tensor, config.num_key_value_heads)
         if arch.startswith("gemma") and name.endswith("norm.weight"):
             tensor = tensor + 1

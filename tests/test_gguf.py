@@ -162,7 +162,7 @@ def test_what_stands_behind_the_encoder(tmp_path: Path) -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, np.ndarray], str]] = {
-    "architecture": ({"general.architecture": "gpt2"}, {}, "architecture 'gpt2' is not supported; supported: bert, gemma-emb"),
+    "architecture": ({"general.architecture": "gpt2"}, {}, "architecture 'gpt2' is not supported; supported: bert, gemma, gemma-emb"),
     "a part": ({"split.count": 3}, {}, "split.count is 3: expected the name of one of 3 parts, m-00001-of-00003.gguf"),
     "an adapter": ({"general.type": "adapter"}, {}, "of type 'adapter', no model"),
     "experts": ({"llama.expert_count": 8}, {}, "choose among experts"),

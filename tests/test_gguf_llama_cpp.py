@@ -85,8 +85,8 @@ def test_a_file_that_names_no_split(words: dict[str, Any], decoder: Any, tmp_pat
 # ---- vectors and scores ---------------------------------------------------------------------------------------------
 
 # llama.cpp looks GELU up in a table of fp16, and rounds nothing else of a file in F32.
-CLOSE = {"bert": 2e-3, "modern-bert": 2e-3, "gemma-embedding": 2e-3}
-POOLED = {"bert": [1, 2], "nomic-bert": [1, 2], "modern-bert": [1, 2], "qwen3": [1, 3], "qwen2": [3], "gemma-embedding": [1]}
+CLOSE = {"bert": 2e-3, "modern-bert": 2e-3, "gemma": 2e-3, "gemma-embedding": 2e-3}
+POOLED = {"bert": [1, 2], "nomic-bert": [1, 2], "modern-bert": [1, 2], "qwen3": [1, 3], "qwen2": [3], "smollm3": [1, 3], "gemma": [3], "gemma-embedding": [1]}
 SOME = ["hello world", "the end", "a b c d e f g hello the world of the end"]
 
 
