@@ -101,13 +101,14 @@ def test_logits_are_those_of_the_stored_weights(place: Place, family: str) -> No
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_nothing_is_lost_beside_what_rounding_loses(family: str) -> None:
-    """A number next to a half may be rounded the other way, which changes some positions a little; others are equal."""
+    """A number next to a half may be rounded the other way, which changes its position and those behind it a little;
+    others are equal."""
     of = decoder_of(loaded(family, CPU), 3, 48)
     with torch.no_grad():
         for slot, ids in enumerate(texts()):
             got, want = run(of, CPU, [slot], [ids])[0], rounding_reference(family)(ids[None]).logits[0]
             errors = (got - want).square().mean(-1) / want.square().mean(-1)
-            assert errors.median() < 1e-10 and errors.mean() < MOST_ERROR / 4
+            assert errors.quantile(0.25) < 1e-10 and errors.mean() < MOST_ERROR / 4
 
 
 def test_any_cut_gives_what_one_call_gives(place: Place) -> None:
