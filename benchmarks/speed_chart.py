@@ -86,7 +86,10 @@ FP8 = Panel(
 MODERN = Panel(
     "cuda-bf16-modern", "ModernBERT-base, 32 texts",
     (("modernbert 32x128 half", "of 128, half full"), ("modernbert 32x512 full", "of 512, full")),
-    {"ftbert, packed, recorded": "ftbert", "packed PyTorch compiled as a whole, CUDA graph": "packed PyTorch, whole"},
+    {
+        "ftbert, packed, recorded": "ftbert, recorded",
+        "packed PyTorch compiled as a whole, CUDA graph": "packed PyTorch, whole",
+    },
 )  # fmt: skip
 CHARTS = {
     "speed": (H200, EPYC),

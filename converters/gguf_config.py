@@ -130,7 +130,7 @@ def qwen3(said: Metadata) -> dict[str, Any]:
 
 
 def smollm3(said: Metadata) -> dict[str, Any]:
-    """Which layers turn no heads is no entry of the file: every fourth."""
+    """Which layers have no rotary positions is no entry of the file: every fourth."""
     found = _expect_no_window(said, _decoder(said, "smollm3", "SmolLM3ForCausalLM", 10_000.0))
     return found | {"no_rope_layer_interval": 4, "use_sliding_window": False}
 

@@ -19,6 +19,7 @@ from ftbert.converters.layer_types import (
     slide,
     turn,
 )
+from ftbert.converters.rotary import rope_of
 
 _BUFFERS = ("position_ids", "token_type_ids", "rotary_emb.inv_freq", "original_inv_freq")
 _NO_TABLE = {"positions.kind": "none", "padding_id": 0}
@@ -246,6 +247,13 @@ def _one_window(heads: int | None, window: int | None) -> Callable[[Config, Desc
     return adjust
 
 
+def _phi3(config: Config, description: Description) -> None:
+    rope = rope_of(config)
+    if (kind := rope.get("rope_type") or rope.get("type") or "default") != "default":
+        raise ValueError(f"rope_scaling of type {shown(kind)} is not supported: Phi-3's own has no other than longrope")
+    _one_window(None, None)(config, description)
+
+
 def _ministral(config: Config, description: Description) -> None:
     group_heads(config, description, 8)
     turn(10_000.0)(config, description)
@@ -254,7 +262,7 @@ def _ministral(config: Config, description: Description) -> None:
 
 
 def _smollm3(config: Config, description: Description) -> None:
-    """Some layers turn no heads; these are the ones that slide, where any do."""
+    """Some layers have no rotary positions; unless layer_types says others, these are those that slide, if any do."""
     group_heads(config, description, 4)
     turn(2_000_000.0)(config, description)
     layers, every = entry(config, "num_hidden_layers", "int", None), entry(config, "no_rope_layer_interval", "int", 4)
@@ -265,8 +273,9 @@ def _smollm3(config: Config, description: Description) -> None:
         turns = [int((i + 1) % every != 0) for i in range(min(layers, 1 << 16))]
     if not isinstance(turns, list) or len(turns) < layers or any(one not in (0, 1) for one in turns):
         raise ValueError(f"no_rope_layers {shown(turns)}: expected 0 or 1 for each of {layers} layers")
-    window = _sliding_window(config, None) if entry(config, "use_sliding_window", "bool", False) else None
-    slide(description, layer_types(config, lambda i: window is not None and not turns[i]), window)
+    window = _sliding_window(config, None)
+    slides = entry(config, "use_sliding_window", "bool", False) and window is not None
+    slide(description, layer_types(config, lambda i: slides and not turns[i]), window)
     for layer, turned in zip(description["layers"], turns, strict=False):
         if not turned:
             layer["attention"] = {**layer["attention"], "rotary": None}
@@ -372,7 +381,7 @@ ROTARY = (
     _like_llama("llama", _llama, _ATTENTION_BIAS | _FFN_BIAS, {}, also=("transformer",)),
     _like_llama("mistral", _one_window(8, 4096), {}, _NO_BIAS),
     _like_llama("ministral", _ministral, {}, _NO_BIAS, also=("transformer",)),
-    _like_llama("phi3", _one_window(None, None), {}, _NO_BIAS, eps=1e-5, names=_PHI3_NAMES,
+    _like_llama("phi3", _phi3, {}, _NO_BIAS, eps=1e-5, names=_PHI3_NAMES,
                 lacks=("masked_lm", "multiple_choice", "question_answering")),
     _like_llama("smollm3", _smollm3, _ATTENTION_BIAS | _FFN_BIAS, {}, also=("transformer",)),
     _like_llama("qwen2", _qwen, {}, _NO_FFN_BIAS | {"layer.attention.out_bias": False}, also=("transformer",)),

@@ -132,7 +132,7 @@ OWN_CLASSES = (
 
 # Model types of which transformers' own class does not read use_bidirectional_attention, while the code that writes it
 # into their config does.
-_READ_ELSEWHERE = ("llama", "mistral", "ministral", "phi3", "smollm3", "qwen2", "qwen3")
+_READ_ELSEWHERE = ("llama", "mistral", "qwen2", "qwen3")
 
 
 def named_classes(document: Config) -> list[str]:

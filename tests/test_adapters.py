@@ -49,6 +49,7 @@ def adapted(folder: Path, family: str = "bert", task: str = "encoder", **config:
         ("bert", "sequence_classification", {"target_modules": BERT[:2], "task_type": "SEQ_CLS", "bias": "lora_only"}),
         ("bert", "token_classification", {"target_modules": BERT[:2], "task_type": "TOKEN_CLS"}),
         ("llama", "encoder", {"target_modules": LLAMA, "rank_pattern": {"down_proj": 2, r"layers\.1\..*k_proj": 7}, "alpha_pattern": {"q_proj": 9}}),
+        ("phi3", "encoder", {"target_modules": ["qkv_proj", "gate_up_proj", "o_proj"]}),
         ("qwen3", "causal_lm", {"target_modules": "all-linear", "use_dora": True, "task_type": "CAUSAL_LM"}),
         ("qwen2", "encoder", {"target_modules": LLAMA[:2], "lora_bias": True, "bias": "lora_only"}),
         ("bert", "encoder", {"target_modules": BERT, "layers_to_transform": [1], "modules_to_save": ["pooler", "LayerNorm"]}),

@@ -248,7 +248,7 @@ def test_rows_of_zeros_and_rows_that_are_no_numbers(load: Load, family: str, key
 @pytest.mark.parametrize("family", LAYERED)
 def test_which_families_it_takes(family: str) -> None:
     """test_families.py compares them with transformers: the last size is one for this wherever that can be."""
-    sizes = {"head_dim": 32} if family in ("qwen3", "gemma3_text") else {}
+    sizes = {"head_dim": 32} if family in ("qwen3", "ministral", "gemma", "gemma3_text") else {}
     model = ftbert.load(make_model(family, "encoder", SIZES[-1], **sizes), device="cuda", dtype=HALF)
     layers = model.config.layers
     if any(layer.attention.relative_bias or layer.attention.position_scores for layer in layers) or family == "gemma2":

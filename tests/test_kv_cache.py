@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import PLACES, Place, have_gpu
+from conftest import Place, places_here
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,7 +12,7 @@ from ftbert._library import load_library
 
 load_library()
 ops = torch.ops.ftbert
-HERE = [place for place in PLACES if place.device == "cpu" or have_gpu()]
+HERE = places_here()
 
 
 def check(place: Place, rows: list[int], heads: int, kv_heads: int, size: int, cache_rows: int) -> None:

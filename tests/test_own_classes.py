@@ -110,7 +110,7 @@ def test_a_type_of_its_own(family: str, kind: str, code: str, tmp_path: Path) ->
         ftbert.load(folder)
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "ministral", "phi3", "smollm3", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
 def test_use_bidirectional_attention(family: str, tmp_path: Path) -> None:
     """Code beside the weights reads it; transformers' own classes of these types do not."""
     reference = make_model(family, "encoder", 0, is_causal=False)
@@ -156,6 +156,7 @@ def test_an_architecture_that_nobody_has_is_refused_by_name(tmp_path: Path) -> N
         ("new", "Alibaba-NLP/new-impl--modeling.NewModel"),
         ("neobert", "model.NeoBERT"),
         ("qwen2", "modeling_qwen.Qwen2Model"),
+        ("phi3", "modeling_phi3.Phi3ForCausalLM"),
     ],
 )
 def test_listed_code_is_what_transformers_has(family: str, code: str, tmp_path: Path) -> None:

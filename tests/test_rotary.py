@@ -9,7 +9,7 @@ import pytest
 import torch
 from calls import kernels
 from compare import assert_close
-from conftest import PLACES, Place, have_gpu
+from conftest import Place, places_here
 from heads import NORMS, Norm, as_rotary, frequencies, norm_arguments, turned
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -63,12 +63,12 @@ def test_long_heads(place: Place, size: int) -> None:
     check(place, 9, 1, 2, 2048, 2048, True, NORMS[1])
 
 
-HERE = [place for place in PLACES if place.device == "cpu" or have_gpu()]
+HERE = places_here()
 
 
 @settings(max_examples=150, deadline=None)
 @given(
-    place=st.sampled_from(HERE or PLACES),
+    place=st.sampled_from(HERE),
     rows=st.integers(0, 70),
     kv_heads=st.integers(1, 3),
     ratio=st.integers(1, 4),
@@ -96,7 +96,7 @@ def test_angles(device: str) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(
-    st.sampled_from(HERE or PLACES), st.lists(st.integers(0, 40), min_size=1, max_size=6), st.integers(0, 7), st.sampled_from([4, 6, 64, 260]),
+    st.sampled_from(HERE), st.lists(st.integers(0, 40), min_size=1, max_size=6), st.integers(0, 7), st.sampled_from([4, 6, 64, 260]),
     st.floats(0.25, 8), st.integers(1, 30),
 )  # fmt: skip
 def test_angles_by_a_sequences_length(

@@ -390,6 +390,8 @@ def test_rotary_positions_that_change_with_the_length(tmp_path: Path) -> None:
         ("phi3", {"layer_types": ["full_attention"] * 32}, "layer_types of model type 'phi3'"),
         ("phi3", {"sliding_window": 0}, "sliding_window 0: expected at least 1"),
         ("phi3", {"rope_scaling": {"type": "longrope", "long_factor": [1.0] * 48}}, "rope_scaling of type 'longrope'"),
+        ("phi3", {"rope_scaling": {"type": "yarn", "short_factor": [1.0] * 48}}, "rope_scaling of type 'yarn'"),
+        ("phi3", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling of type 'linear'"),
         ("phi3", {"partial_rotary_factor": 0.75}, "partial_rotary_factor 0.75"),
         ("smollm3", {"no_rope_layer_interval": 0}, "no_rope_layer_interval 0: expected at least 1"),
         ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers .*: expected 0 or 1 for each of 36 layers"),

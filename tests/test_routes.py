@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 import reference
 import torch
-from conftest import PLACES, Place, have_gpu
+from conftest import Place, places_here
 from heads import as_rotary, frequencies
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +19,7 @@ from ftbert._library import load_library
 load_library()
 ops = torch.ops.ftbert
 EPS, POSITIONS = 1e-5, 60
-HERE = [place for place in PLACES if place.device == "cpu" or have_gpu()]
+HERE = places_here()
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def exact(s: Sentence, x: dict[str, Tensor], angles: Tensor) -> Tensor:
 
 
 @settings(deadline=None, max_examples=60)
-@given(place=st.sampled_from(HERE or PLACES), s=sentences())
+@given(place=st.sampled_from(HERE), s=sentences())
 def test_every_route_is_right(place: Place, s: Sentence) -> None:
     if s.q8 and place.device == "cuda" and place.dtype == torch.float32:
         return  # of which there is no product

@@ -156,7 +156,7 @@ CheckedInput unpad(Context<Device>& context, at::Device device, const ModelConfi
                    const std::optional<at::Tensor>& attention_mask, const std::optional<at::Tensor>& token_type_ids,
                    Wait wait) {
   CheckedInput out;
-  // Of offsets, which a GPU counts without having asked.
+  // Offsets have 32 bits, and a GPU fills them before the host knows their sum.
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   FTBERT_CHECK(input_ids.numel() <= kMost, "input_ids: at most 2^31-1 tokens in one call, padding among them, got ",
                input_ids.numel());

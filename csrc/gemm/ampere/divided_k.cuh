@@ -35,8 +35,8 @@ struct MmaCounts {
   static constexpr bool has_room(int64_t m, int64_t tile_rows, int64_t tiles_across) {
     return tiles_across <= kOfRow * ((m - 1) % tile_rows + 1);  // of the last tile
   }
-  // Counts this block; how many were there before. By a thread whose block has a barrier before it and behind it: the
-  // sums that blocks have stored before, those counted later can read behind it.
+  // Counts this block; how many were there before. By a thread whose block has a barrier before it and behind it: a
+  // block that is counted later reads, behind its barrier, the sums of all counted before.
   static __device__ unsigned count(const RowMoments& moments, int64_t row0) {
     const unsigned tile = blockIdx.x, shift = 8 * (tile % kOfRow);
     auto* const word =

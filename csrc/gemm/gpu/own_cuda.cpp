@@ -53,7 +53,7 @@ constexpr double kFollowingScaledNorm[] = {4.0, 2.8};
 // none does. No measurement.
 constexpr double kStartLate = 2.0;
 
-// How many times as long as on an H100 a kernel takes that moves rows alone: as the memories' rates, no measurement.
+// Time of a kernel that only moves rows over its time on an H100: the ratio of the memories' rates, no measurement.
 double moving_time(const Gpu& gpu) {
   constexpr double kMeasuredBytes = 3.35e6;  // a microsecond
   return gpu.device_capability == 90 ? 1 : kMeasuredBytes / memory_rate(gpu);
