@@ -286,10 +286,10 @@ class RecordedPacked(Peer):
         ids, cu, longest = batch.packed, batch.cu_seqlens, max(batch.lengths)
         positions = torch.cat([torch.arange(n, device=self.device) for n in batch.lengths])
         stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(3):
                 self.forward(ids, positions, cu, longest)
-        torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
             out = self.forward(ids, positions, cu, longest)

@@ -115,6 +115,7 @@ def test_a_graph_trains_with_batch_norm() -> None:
         return y  # type: ignore[no-any-return]
 
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())  # which fills the module's tensors, its count among them
     with torch.cuda.stream(stream):
         for _ in range(3):
             step()
