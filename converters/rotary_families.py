@@ -232,13 +232,14 @@ def _sliding_window(config: Config, default: int | None) -> int | None:
     return int(entry(config, "sliding_window", "int", default))
 
 
-def _one_window(heads: int | None, window: int | None) -> Callable[[Config, Description], None]:
-    """The same in all layers. heads: of keys, as `window` where the config says nothing."""
+def _windowed(heads: int | None, window: int | None, listed: bool = False) -> Callable[[Config, Description], None]:
+    """heads: of keys, as `window` where the config says nothing. listed: transformers' class reads layer_types; else
+    all layers slide."""
 
     def adjust(config: Config, description: Description) -> None:
         group_heads(config, description, heads)
         turn(10_000.0)(config, description)
-        if config.get("layer_types") is not None:
+        if not listed and config.get("layer_types") is not None:
             said = f"layer_types of model type {config.get('model_type')!r}"
             raise ValueError(f"{said} is not supported: transformers' class does not read it")
         size = _sliding_window(config, window)
@@ -251,33 +252,30 @@ def _phi3(config: Config, description: Description) -> None:
     rope = rope_of(config)
     if (kind := rope.get("rope_type") or rope.get("type") or "default") != "default":
         raise ValueError(f"rope_scaling of type {shown(kind)} is not supported: Phi-3's own has no other than longrope")
-    _one_window(None, None)(config, description)
-
-
-def _ministral(config: Config, description: Description) -> None:
-    group_heads(config, description, 8)
-    turn(10_000.0)(config, description)
-    window = _sliding_window(config, 4096)
-    slide(description, layer_types(config, lambda i: window is not None), window)
+    _windowed(None, None)(config, description)
 
 
 def _smollm3(config: Config, description: Description) -> None:
     """Some layers have no rotary positions; unless layer_types says others, these are those that slide, if any do."""
     group_heads(config, description, 4)
     turn(2_000_000.0)(config, description)
-    layers, every = entry(config, "num_hidden_layers", "int", None), entry(config, "no_rope_layer_interval", "int", 4)
-    turns: Any = config.get("no_rope_layers")
-    if turns is None:
-        if every < 1:
-            raise ValueError(f"no_rope_layer_interval {every}: expected at least 1")
-        turns = [int((i + 1) % every != 0) for i in range(min(layers, 1 << 16))]
-    if not isinstance(turns, list) or len(turns) < layers or any(one not in (0, 1) for one in turns):
-        raise ValueError(f"no_rope_layers {shown(turns)}: expected 0 or 1 for each of {layers} layers")
+    every, listed = entry(config, "no_rope_layer_interval", "int", 4), config.get("no_rope_layers")
+    layers = entry(config, "num_hidden_layers", "int", None)
+    if listed is None and every < 1:
+        raise ValueError(f"no_rope_layer_interval {every}: expected at least 1")
+    if listed is not None and not (
+        isinstance(listed, list) and len(listed) >= layers and all(one in (0, 1) for one in listed)
+    ):
+        raise ValueError(f"no_rope_layers {shown(listed)}: expected 0 or 1 for each of {layers} layers")
+
+    def turns(i: int) -> bool:
+        return (i + 1) % every != 0 if listed is None else bool(listed[i])
+
     window = _sliding_window(config, None)
     slides = entry(config, "use_sliding_window", "bool", False) and window is not None
-    slide(description, layer_types(config, lambda i: slides and not turns[i]), window)
-    for layer, turned in zip(description["layers"], turns, strict=False):
-        if not turned:
+    slide(description, layer_types(config, lambda i: slides and not turns(i)), window)
+    for i, layer in enumerate(description["layers"]):
+        if not turns(i):
             layer["attention"] = {**layer["attention"], "rotary": None}
 
 
@@ -379,8 +377,8 @@ ROTARY = (
     _like_llama("eurobert", _llama, _ATTENTION_BIAS | _FFN_BIAS, {}, eps=1e-5, decoder=False,
                 lacks=("question_answering", "multiple_choice")),
     _like_llama("llama", _llama, _ATTENTION_BIAS | _FFN_BIAS, {}, also=("transformer",)),
-    _like_llama("mistral", _one_window(8, 4096), {}, _NO_BIAS),
-    _like_llama("ministral", _ministral, {}, _NO_BIAS, also=("transformer",)),
+    _like_llama("mistral", _windowed(8, 4096), {}, _NO_BIAS),
+    _like_llama("ministral", _windowed(8, 4096, listed=True), {}, _NO_BIAS, also=("transformer",)),
     _like_llama("phi3", _phi3, {}, _NO_BIAS, eps=1e-5, names=_PHI3_NAMES,
                 lacks=("masked_lm", "multiple_choice", "question_answering")),
     _like_llama("smollm3", _smollm3, _ATTENTION_BIAS | _FFN_BIAS, {}, also=("transformer",)),

@@ -14,7 +14,8 @@ from torch import Tensor
 
 import ftbert
 
-# Grouped heads in all; windows shorter than the texts in Mistral, Ministral, Phi-3, Qwen2 and Gemma 3. Heads of a size that GPUs fuse.
+# Grouped heads in all; windows shorter than the texts in Mistral, Ministral, Phi-3, Qwen2 and Gemma 3. Heads of a size
+# that GPUs fuse.
 SETTINGS: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"sliding_window": 6},
