@@ -115,7 +115,7 @@ def whole_models(
     plain = [without_norm(product) for product in products]
     own = [row for row in table if row.product in {*plain, *products}]
     tables = {"first": [Row(product, 1, last, None) for product in {*plain, *products}], "guess": [], "table": own}
-    reference = reference_model(name, None).to(device)
+    reference = reference_model(name, None, device)
     models = {kind: ftbert.load(reference, device=device, dtype=dtype) for kind in tables}
     found = []
     for tokens in [t for t in TOKENS if 128 <= t <= last]:

@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch._dynamo.config.recompile_limit = 1000
     results: list[dict[str, Any]] = []
     for name in dict.fromkeys(model for model, *_ in points):
-        reference = reference_model(name, options.minilm).to(device)
+        reference = reference_model(name, options.minilm, device)
         peers = {}
         for kind in wanted:
             if kind.families and reference.config.model_type not in kind.families:
@@ -134,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if ours:
         for name in dict.fromkeys(model for model, *_ in points):
             log(f"{name}: where the time goes")
-            reference = reference_model(name, options.minilm).to(device)
+            reference = reference_model(name, options.minilm, device)
             peer = attempt(partial(build, ours, reference, device, dtype))
             for result in results:
                 point = result["batch"], result["longest"], result["fill_name"]

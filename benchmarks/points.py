@@ -97,19 +97,21 @@ def parse_point(text: str) -> tuple[str, int, int, str]:
     return model, batch, longest, fill
 
 
-def reference_model(name: str, minilm: Path | None) -> Any:
-    """transformers, float32. Random weights of that shape, except the real MiniLM where it is given."""
+def reference_model(name: str, minilm: Path | None, device: torch.device) -> Any:
+    """transformers, float32, on the device. Random weights of that shape, made there, since a CPU takes minutes for
+    T5-XXL's; except the real MiniLM where it is given."""
     from transformers import AutoConfig, AutoModel, BertConfig, BertModel, T5EncoderModel
 
     if name == "minilm" and minilm:
-        return AutoModel.from_pretrained(minilm).float().eval()
+        return AutoModel.from_pretrained(minilm).to(device).float().eval()
     torch.manual_seed(0)
-    if name in MODERN:
-        config = dict(MODERN[name])
-        made: Any = AutoConfig.for_model(config.pop("model_type"), **config)
-        model = T5EncoderModel(made) if name == "t5" else AutoModel.from_config(made, dtype=torch.float32)
-    else:
-        model = BertModel(BertConfig(**SHAPES[name]), add_pooling_layer=False)
+    with device:
+        if name in MODERN:
+            config = dict(MODERN[name])
+            made: Any = AutoConfig.for_model(config.pop("model_type"), **config)
+            model = T5EncoderModel(made) if name == "t5" else AutoModel.from_config(made, dtype=torch.float32)
+        else:
+            model = BertModel(BertConfig(**SHAPES[name]), add_pooling_layer=False)
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             # Away from 0 and 1, so that a forgotten bias would show.

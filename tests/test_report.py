@@ -56,7 +56,8 @@ def test_a_peer_that_is_off_or_raises_is_a_row_that_says_so(monkeypatch: pytest.
     }  # fmt: skip
     kinds = [type(name, (Changed,), {"name": name} | change) for name, change in changes.items()]
     monkeypatch.setitem(bench_model.SHAPES, "minilm", TINY)
-    reference, cpu = bench_model.reference_model("minilm", None), torch.device("cpu")
+    cpu = torch.device("cpu")
+    reference = bench_model.reference_model("minilm", None, cpu)
     built = {kind: bench_model.build(kind, reference, cpu, torch.float32) for kind in kinds}
     for peer in built.values():
         peer.tolerance = 1e-4
