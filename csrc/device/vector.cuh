@@ -112,6 +112,21 @@ struct Packed {
   static __device__ Packed zero() { return {Bits{}}; }
   static __device__ Packed load(const E* from) { return {*reinterpret_cast<const Bits*>(from)}; }
   __device__ void store(E* to) const { *reinterpret_cast<Bits*>(to) = bits; }
+  // The same of 16 bytes that a multiprocessor reads or writes once: others stay in its L1 cache.
+  static __device__ Packed load_once(const E* from) {
+    static_assert(kBytes == 16);
+    Packed packed;
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(packed.bits.x), "=r"(packed.bits.y), "=r"(packed.bits.z), "=r"(packed.bits.w)
+                 : "l"(from));
+    return packed;
+  }
+  __device__ void store_once(E* to) const {
+    static_assert(kBytes == 16);
+    asm volatile("st.global.L1::no_allocate.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(bits.x), "r"(bits.y),
+                 "r"(bits.z), "r"(bits.w)
+                 : "memory");
+  }
 
   __device__ void to_floats(float (&out)[W]) const {
     if constexpr (sizeof(E) == 4 || W == 1) {

@@ -61,6 +61,10 @@ __global__ void __launch_bounds__(Shape::kThreads* Shape::kRows, Shape::kBlocks)
   // Vectors of the rows' type are asked for with the row, where registers hold them.
   constexpr bool kRoom = P < 4 || (Shape::kThreads == 32 && !kResidual);
   constexpr bool kEarly = kRoom && !std::is_void_v<V> && sizeof(VectorOf<V, W>) <= 16;
+  // Rows past the L1 cache, so that vectors which are asked for later stay in it: a third of what comes from L2.
+  // LayerNorm of 2048 to 4096 columns took 0.82 to 0.87 of the time, RMSNorm 0.86 to 0.93; LayerNorm of 8192 1.08
+  // (H200).
+  constexpr bool kOnce = Rows::kPlain && !kRoom && !kResidual && (Shape::kThreads <= 128 || !kCentred);
   using Sum = GroupSum<Shape::kThreads, Shape::kRows>;
   __shared__ float partial[Sum::kFloats];
   const int group = threadIdx.x / Shape::kThreads, lane = threadIdx.x % Shape::kThreads, cols = of.cols;
@@ -72,7 +76,14 @@ __global__ void __launch_bounds__(Shape::kThreads* Shape::kRows, Shape::kBlocks)
   using Pack = typename Rows::Pack;
   const auto load = [&](const Rows& rows, Pack(&x)[P]) {
 #pragma unroll
-    for (int i = 0; i < P; ++i) x[i] = real && col_of(i) < cols ? rows.load(at + col_of(i)) : Pack::zero();
+    for (int i = 0; i < P; ++i) {
+      if (!real || col_of(i) >= cols)
+        x[i] = Pack::zero();
+      else if constexpr (kOnce)
+        x[i] = rows.load_once(at + col_of(i));
+      else
+        x[i] = rows.load(at + col_of(i));
+    }
   };
   VectorOf<V, W> gamma[kEarly ? P : 1], beta[kEarly && kCentred ? P : 1];
   const auto load_vectors = [&](int i, int col) {
@@ -145,7 +156,10 @@ __global__ void __launch_bounds__(Shape::kThreads* Shape::kRows, Shape::kBlocks)
       if (of.beta.data) beta[kLate ? 0 : i].to_floats(b);
 #pragma unroll
     for (int w = 0; w < W; ++w) v[i][w] = (v[i][w] - mean) * rstd * g[w] + b[w];
-    of.out.store(at + col_of(i), v[i]);
+    if constexpr (kOnce)
+      of.out.store_once(at + col_of(i), v[i]);
+    else
+      of.out.store(at + col_of(i), v[i]);
   }
 }
 

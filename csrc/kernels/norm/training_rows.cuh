@@ -29,9 +29,9 @@ struct PlainRows {
   __device__ void read(const uint4& slot, int64_t, float (&x)[kWidth]) const { Packed<E, kWidth>{slot}.to_floats(x); }
   using Pack = Packed<E, kWidth>;  // as it is stored
   __device__ Pack load(int64_t at) const { return Pack::load(data + at); }
-  __device__ void store(int64_t at, const float (&x)[kWidth]) const {
-    Packed<E, kWidth>::from_floats(x).store(data + at);
-  }
+  __device__ Pack load_once(int64_t at) const { return Pack::load_once(data + at); }
+  __device__ void store(int64_t at, const float (&x)[kWidth]) const { Pack::from_floats(x).store(data + at); }
+  __device__ void store_once(int64_t at, const float (&x)[kWidth]) const { Pack::from_floats(x).store_once(data + at); }
   __device__ void round(float (&x)[kWidth]) const { Packed<E, kWidth>::from_floats(x).to_floats(x); }  // as stored
 };
 
