@@ -65,10 +65,10 @@ struct TileShape {
   static_assert(kBytes <= 227 * 1024);
 };
 
-// The product's sizes: of A [m, k], B [n, k], sums [m, n].
+// The product's sizes: of A [m, k], B [n, k], sums [m, n]. A comes in boxes of box_rows: 64, or as many as there are.
 struct TileWork {
   int64_t m;
-  int n, k;
+  int n, k, box_rows;
 };
 
 // A: the type of A's and B's elements. Grid: tiles across n times kSplit, tiles along m. The last warp asks for
@@ -95,11 +95,18 @@ __global__ void __launch_bounds__(Shape::kThreads)
   // As the compiler sees, the same for all lanes.
   const int warp = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0), lane = threadIdx.x % 32;
 
+  // Of A only the boxes of warpgroups that have rows: those beyond the last take longer to come than others, and sums
+  // of whatever lies in their place are not stored.
+  const int boxes = kGroupsM == 1 || row0 + 64 >= work.m ? 1 : kGroupsM;
   const auto load_a = [&](int stage, int step) {
-    tma_load(base + stage * kStageBytes, map_a, (first + step) * kStep, row0, ring.full(stage));
+#pragma unroll
+    for (int box = 0; box < kGroupsM; ++box)
+      if (box < boxes)
+        tma_load(base + stage * kStageBytes + box * 64 * kStepBytes, map_a, (first + step) * kStep, row0 + box * 64,
+                 ring.full(stage));
   };
   const auto load_b = [&](int stage, int step) {
-    barrier_expect(ring.full(stage), kStageBytes);
+    barrier_expect(ring.full(stage), (kTileN + boxes * work.box_rows) * kStepBytes);
     tma_load(base + stage * kStageBytes + Shape::kBytesA, map_b, (first + step) * kStep, column0, ring.full(stage));
   };
   const int at_once = min(steps, kStages);
@@ -227,10 +234,11 @@ void launch_tile(const Context<Cuda>& context, const char* name, const Product& 
   static_assert(kBytes <= 227 * 1024);
   const auto blocks = [](int64_t of, int64_t size) { return static_cast<unsigned>((of + size - 1) / size); };
   const dim3 grid(blocks(p.n, Shape::kTileN) * Shape::kSplit, blocks(p.m, Shape::kTileM));
+  const int box_rows = static_cast<int>(std::min(64u, 8 * blocks(p.m, 8)));
   launch_overlapped(context, name, wgmma_tile_kernel<A, Shape, Ending>, grid, Shape::kThreads, kBytes, Shape::kSplit,
-                    tensor_map(data.a, p.a, p.m, p.k, Shape::kTileM),
+                    tensor_map(data.a, p.a, p.m, p.k, box_rows),
                     tensor_map(data.b, p.b->numbers, p.n, p.k, Shape::kTileN),
-                    TileWork{p.m, static_cast<int>(p.n), static_cast<int>(p.k)}, arguments);
+                    TileWork{p.m, static_cast<int>(p.n), static_cast<int>(p.k), box_rows}, arguments);
 }
 
 template <int kTileN, int kSplit>
