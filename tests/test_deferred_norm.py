@@ -101,6 +101,23 @@ def test_more_tokens_take_the_other_path(load: Load) -> None:
         assert torch.equal(deferred.forward_packed(*packed(lengths)), plain.forward_packed(*packed(lengths)))
 
 
+@pytest.mark.skipif(tile_kernel() != "wgmma_tile", reason="other tiles defer norms of so many tokens")
+@pytest.mark.parametrize("dtype", [HALF, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("lengths", "wide"), [([128] * 7, 2), ([127] * 8, 2), ([128] * 5, 0)], ids=["896", "1016", "640"])
+def test_tiles_that_stand_behind_norms_alone(load: Load, lengths: list[int], wide: int, dtype: torch.dtype) -> None:
+    """Of 256 columns: 4096 by 769 rows and more, for which products alone take another kernel. Also with 64 rows fewer than
+    a tile has."""
+    reference = make_bert(hidden_size=1024, intermediate_size=4096, num_attention_heads=16, num_hidden_layers=2)
+    deferred, plain = load(reference, dtype), load(reference, dtype, deferred=False)
+    call, eps = packed(lengths), torch.finfo(dtype).eps
+    run = partial(deferred.forward_packed, *call)
+    assert kernels("TileShape<256", run) == wide and layernorms(run) == 1
+    want, got = plain.forward_packed(*call), run()
+    assert_close(got, want, atol=32 * eps, rtol=8 * eps)
+    assert (got.float() - want.float()).square().mean().sqrt() <= 4 * eps
+    assert torch.equal(run(), got)
+
+
 def test_products_that_are_not_its_own_take_the_other_path(load: Load) -> None:
     """A row of the table decides, whatever deferring would save."""
     model, device = load(make_bert(**SHAPES["base"], num_hidden_layers=2)), torch.cuda.current_device()

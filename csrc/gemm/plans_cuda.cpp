@@ -271,10 +271,11 @@ OwnChoice ProductPlans::whole(const PlanKey& key, const void* bias) {
   OwnChoice own = part.own;
   // For the product alone cuBLASLt is faster, as guessed or measured.
   if (!own && p.epilogue.heads && !key.cached) own = guess_product(gpu_, p);
-  // Whether a layer's four pay is asked of them together (deferring_pays); on Hopper such a product is never guessed.
-  // Elsewhere it has variants that the product alone has not.
+  // Whether a layer's four pay is asked of them together (deferring_pays). They have variants that the product alone
+  // has not; on Hopper, where cuBLASLt is the faster one alone, such a product is not guessed.
   const bool deferring = p.before == Before::norm_by_moments || p.epilogue.leaves_moments();
-  if (deferring && !gpu_.warpgroups && !part.by_row) own = guess_product(gpu_, p);
+  const bool guessed = gpu_.warpgroups ? own && !own.kernel->can(gpu_, own.variant, p) : true;
+  if (deferring && guessed && !part.by_row) own = guess_product(gpu_, p);
   return with_ending(gpu_, own, p);
 }
 

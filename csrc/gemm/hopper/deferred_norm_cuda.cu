@@ -9,8 +9,8 @@ namespace ftbert {
 void run_behind_norm(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data) {
   const CorrectArguments arguments = correct_arguments(p, data);
   p.epilogue.gate == Gate::pairs
-      ? run_tile<CorrectedGates>(context, "kernel corrected_product", variant, p, data, arguments)
-      : run_tile<Corrected>(context, "kernel corrected_product", variant, p, data, arguments);
+      ? run_tile<CorrectedGates, TileShapes>(context, "kernel corrected_product", variant, p, data, arguments)
+      : run_tile<Corrected, TileShapes>(context, "kernel corrected_product", variant, p, data, arguments);
 }
 
 void run_ahead_of_norm(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data) {

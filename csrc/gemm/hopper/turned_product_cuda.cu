@@ -14,7 +14,7 @@ inline constexpr bool kWholeHeads = Shape::kParts == 1 && Shape::kTileN % kHead 
 template <int kHead, class T>
 void run_tile_of(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data,
                  const TurnArguments<native_t<T>>& arguments) {
-  TileShapes::with(variant, [&](auto shape) {
+  NarrowTileShapes::with(variant, [&](auto shape) {
     using Shape = decltype(shape);
     using E = native_t<T>;
     if constexpr (kWholeHeads<Shape, kHead>)

@@ -60,6 +60,7 @@ bool has_ending(int variant, const Product& p) {
 
 bool supports(const Gpu& gpu, int variant, const Product& p) {
   if (!gpu.warpgroups || !(is_plain(p) || has_ending(variant, p))) return false;
+  if (variant >= NarrowTileShapes::kCount && p.before != Before::norm_by_moments) return false;
   const int64_t most_rows = 32 * TileShapes::kVariants[variant].tile.rows;  // from there on wgmma_persistent is faster
   const bool e4m3 = is_e4m3_linear(p);
   if (e4m3 && variant >= ScaledTileShapes::kCount) return false;
@@ -101,8 +102,9 @@ int few_rows_variant(const Gpu& gpu, const Product& p) {
       TileShapes::variant_of<Tall<96>>(),
       TileShapes::variant_of<Tall<128>>(),
       TileShapes::variant_of<Tall<192>>(),
+      TileShapes::variant_of<Tall<256>>(),
   };
-  const bool with_96 = p.m <= 192 || long_k;
+  const bool with_96 = p.m <= 192 || (long_k && (p.m <= 512 || k_bytes < 64 * kStepBytes));
   const double share = long_k || p.k > p.n ? 1 : short_k ? (in_twos ? 0.75 : 0.9) : p.m <= 128 ? 0.6 : 1;
   for (const double limit : {share, 1.0})
     for (const int variant : narrow)
