@@ -272,9 +272,9 @@ OwnChoice ProductPlans::whole(const PlanKey& key, const void* bias) {
   // For the product alone cuBLASLt is faster, as guessed or measured.
   if (!own && p.epilogue.heads && !key.cached) own = guess_product(gpu_, p);
   // Whether a layer's four pay is asked of them together (deferring_pays). They have variants that the product alone
-  // has not; on Hopper, where cuBLASLt is the faster one alone, such a product is not guessed.
+  // has not: on Hopper those of wgmma_tile in place of wgmma_persistent.
   const bool deferring = p.before == Before::norm_by_moments || p.epilogue.leaves_moments();
-  const bool guessed = gpu_.warpgroups ? own && !own.kernel->can(gpu_, own.variant, p) : true;
+  const bool guessed = !gpu_.warpgroups || own.kernel == &wgmma_persistent;
   if (deferring && guessed && !part.by_row) own = guess_product(gpu_, p);
   return with_ending(gpu_, own, p);
 }

@@ -72,8 +72,9 @@ def _workers(settings: Settings) -> int:
         return settings.workers
     if all(device == "cpu" for device in settings.devices):
         return 1 if settings.on_demand else 0
-    # Of 16 cores 12 served 1.15 times what 8 did; the rest is for engines and the kernel's network.
-    return max(1, min(cores().number * 3 // 4, 12))
+    # On 16 cores 12 served 1.15 times what 8 did; the rest is for engines and clients.
+    count = cores().number
+    return max(1, min(count - 2, 8), min(count * 3 // 4, 12))
 
 
 def _is_stopped(process: int) -> bool:

@@ -65,7 +65,7 @@ struct TileShape {
   static_assert(kBytes <= 227 * 1024);
 };
 
-// The product's sizes: of A [m, k], B [n, k], sums [m, n]. A comes in boxes of box_rows: 64, or as many as there are.
+// The product's sizes: of A [m, k], B [n, k], sums [m, n]. A comes in boxes of box_rows: 64, or fewer where m is less.
 struct TileWork {
   int64_t m;
   int n, k, box_rows;
