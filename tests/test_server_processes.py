@@ -22,7 +22,7 @@ import ftbert
 from ftbert.server import Settings
 from ftbert.server.loading import load_engine
 from ftbert.server.metrics import Row
-from ftbert.server.supervisor import check_paths
+from ftbert.server.supervisor import check_paths, default_workers
 
 psutil = pytest.importorskip("psutil")
 
@@ -216,6 +216,11 @@ def test_no_folder_stays(folder: Path, small: Served, places: Path, tmp_path: Pa
         assert third not in both
     assert set(places.iterdir()) == kept
     assert elsewhere.exists() and (elsewhere / "supervisor.lock").exists() and other.exists()
+
+
+@pytest.mark.parametrize(("cores", "workers"), [(1, 1), (2, 1), (4, 3), (8, 6), (9, 7), (10, 8), (12, 9), (16, 12), (96, 12)])
+def test_workers_leave_cores_for_engines(cores: int, workers: int) -> None:
+    assert default_workers(cores) == workers
 
 
 @pytest.mark.parametrize("workers", ["0", "1"])

@@ -38,7 +38,10 @@ class Settings:
     port: int = _flag(3000, "0: any free one", least=0, most=65535)
     revision: str | None = _flag(None, "of a hub id: branch, tag or commit (default: its main branch)")
     workers: int | None = _flag(
-        None, "processes for HTTP and tokenising; 0: all in one process (default: 0 on the CPU)", least=0
+        None,
+        "processes for HTTP and tokenising; 0: all in one process (default: 0 on the CPU, else of three quarters "
+        "of the cores, at most 12)",
+        least=0,
     )
     model_memory_limit: int | None = _flag(None, "most bytes of a model's weights; a model with more is not loaded")
     models_dir: str | None = _flag(None, "folder of models that requests load and unload by name: /models/load")
