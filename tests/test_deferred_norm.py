@@ -105,8 +105,8 @@ def test_more_tokens_take_the_other_path(load: Load) -> None:
 @pytest.mark.parametrize("dtype", [HALF, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("length", "wide"), [(104, 2), (112, 2), (120, 2), (128, 2), (80, 0)])
 def test_tiles_that_stand_behind_norms_alone(load: Load, length: int, wide: int, dtype: torch.dtype) -> None:
-    """Of 256 columns, for 4096 of them by 769 rows and more, whose product alone takes another kernel. The last tile has
-    half of its rows, all of them, ..."""
+    """Of 256 columns, for 4096 of them by 769 rows and more, whose product alone takes another kernel. By 832 and 960 rows
+    the last tile has half of its own."""
     reference = make_bert(hidden_size=1024, intermediate_size=4096, num_attention_heads=16, num_hidden_layers=2)
     deferred, plain = load(reference, dtype), load(reference, dtype, deferred=False)
     call, eps = packed([length] * 8), torch.finfo(dtype).eps

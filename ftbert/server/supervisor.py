@@ -124,16 +124,8 @@ class _Supervisor:
         self._catalogue = Catalogue(settings, self._folder) if settings.on_demand else None
         self._workers = [_Child({**common, "role": "worker", "index": i}) for i in range(workers)]
         self._engines = [
-            _Child(
-                {
-                    **common,
-                    "role": "engine",
-                    "index": model * devices + device,
-                    "model": model,
-                    "device": device,
-                    "threads": threads if settings.engines[device] == "cpu" else None,
-                }
-            )  # fmt: skip
+            _Child({**common, "role": "engine", "index": model * devices + device, "model": model,
+                    "device": device, "threads": threads if settings.engines[device] == "cpu" else None})  # fmt: skip
             for model in range(models)
             for device in range(devices)
         ]
