@@ -99,7 +99,8 @@ def test_windows(place: Place, lengths: list[int], size: int, window: tuple[int,
 
 # Heads, heads of keys, lengths. On Hopper each has kernels of its own: they are chosen by the longest sequence, by whether
 # there is a multiprocessor for each block of 64 queries, and by how many keys those see. On other GPUs blocks have 128
-# queries where they are many. Tiles are of 64 keys.
+# queries where they are many, of some heads only where the longest sequence has more than 1024 tokens, or 2048. Tiles
+# are of 64 keys.
 EDGES = [1, 63, 64, 65, 127, 128, 129, 191, 192, 193]
 CALLS = {
     "one tile": (4, 2, 12 * [64, 1, 63, 17, 0]),
@@ -108,6 +109,7 @@ CALLS = {
     "many keys": (3, 1, [*EDGES, 0, 511, 512, 513, 1000]),
     "more": (2, 2, [4096, 1, 1000]),
     "many blocks": (12, 12, [*EDGES, 511, 512, 513, 700]),
+    "many keys for many blocks": (12, 12, [2100, 1, 700, 65]),
 }
 
 
@@ -123,6 +125,14 @@ def test_lengths_around_tiles(place: Place, call: str, size: int, window: tuple[
     got = fused(qkv, lengths, heads, kv_heads, None, window)
     assert_close(got, want, atol=max(6e-6, 4 * place.eps))
     assert torch.equal(got, fused(qkv, lengths, heads, kv_heads, None, window))
+
+
+@pytest.mark.parametrize("window", [(-1, -1), (64, 64)], ids=str)
+@pytest.mark.parametrize("size", SIZES)
+def test_a_bias_of_many_blocks(place: Place, size: int, window: tuple[int, int]) -> None:
+    if place.device == "cpu":
+        pytest.skip("a CPU has one kernel")
+    check(place, [1100, 1, 300], 32, 32, size, None, window, span=200)
 
 
 @pytest.mark.parametrize("window", [(64, 64), (128, 0), (-1, 0), (0, 65), (3, -1)], ids=str)

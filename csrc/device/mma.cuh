@@ -175,14 +175,15 @@ template <class E, int kColumns, int kThreads>
 struct TileLoader {
   static constexpr int kChunks = kRowChunks<kColumns>, kRowsAtOnce = kThreads / kChunks;
   int row, chunk;
-  int64_t first, step;  // elements: where this thread starts in a tile, and from one of its rows to the next
+  int first, step;  // elements: where this thread starts in a tile, and from one of its rows to the next
   uint32_t shared_first;
 
+  // stride: of as many rows as a tile has below 2^31.
   __device__ explicit TileLoader(int64_t stride)
       : row(threadIdx.x / kChunks),
         chunk(threadIdx.x % kChunks),
-        first(row * stride + chunk * 8),
-        step(kRowsAtOnce * stride),
+        first(row * static_cast<int>(stride) + chunk * 8),
+        step(kRowsAtOnce * static_cast<int>(stride)),
         shared_first(swizzled<kColumns>(0, row, chunk)) {}
 
   // kRows rows at most; `rows` of them are written, `valid` from memory and the rest as zeros.

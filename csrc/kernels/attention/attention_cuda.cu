@@ -43,19 +43,20 @@ WindowParameters<native_t<T>> window_parameters(const Call<T>& call, const Score
 
 template <int kHeadSize, int kWarps, int kRowTiles, bool kBias, class T, class Scores, class... Parameters>
 void launch_mma(const Call<T>& call, const Scores& scores, const Parameters&... parameters) {
-  constexpr int kQueries = 16 * kWarps * kRowTiles;
-  const int bytes = mma_shared_bytes<kHeadSize>(kQueries, call.context.capability >= 80);
+  using Shape = MmaShape<kHeadSize, kWarps, kRowTiles>;
   launch_simple(call, attention_mma<native_t<T>, kHeadSize, kWarps, kRowTiles, kBias, Parameters...>, scores,
-                Grid(call, kQueries), 32 * kWarps, bytes, parameters...);
+                Grid(call, Shape::kQueries), 32 * kWarps, Shape::kBytes, parameters...);
 }
 
-// Two tiles of 16 queries a warp share the fragments of keys and values, one makes twice as many blocks. Of whole
-// sequences two are ahead where these are long and blocks many (H200 that runs code for 8.0, 12 heads of 64: 32x512
-// .94, 8x2048 .90 of one tile's time; 16x384 1.18, 1x2048 1.17, 1x128 1.40). Of 32 elements two are 1.05 to 1.3 times
-// as slow, of 128 they do not fit the registers.
-constexpr bool has_two_tiles(int64_t head_size) { return head_size == 64; }
+// Two tiles of 16 queries a warp share the fragments of keys and values, one makes twice as many blocks. Their time
+// over one's, with 12 heads on an H200 that runs code for 8.0: heads of 64 2x8192 .94, 8x2048 .95, 32x512 1.02,
+// 32x384 1.11; of 32 128x128 .90, 8x384 .91, 8x128 1.10; of 128 32x512 .87, 128x128 .95, 8x384 1.12. Under a causal
+// mask: of 64 2x8192 1.00, 8x2048 1.05; of 32 2x8192 1.00; of 128 2x8192 .93, 8x2048 .97, 32x512 1.05.
 bool two_tiles_pay(const AttentionSize& size) {
-  return has_two_tiles(size.head_size) && size.max_k >= 512 && size.blocks(128) >= int64_t{2} * size.sm_count;
+  const bool large = size.head_size == 128;
+  if (size.blocks(128) < (large ? 4 : 2) * size.sm_count) return false;
+  if (!size.whole) return large && size.reach() >= 2048;
+  return size.head_size != 64 || size.max_k >= 1024;
 }
 
 // Whole sequences: of up to 32 tokens as few warps as the longest needs, else four. kTiles: of 16 queries a warp.
@@ -66,9 +67,7 @@ struct WholeMma {
                                        : kTiles == 1 ? "attention_mma, 64 queries"
                                                      : "attention_mma, 128 queries";
   static constexpr ScoreMembers kReads{};
-  static constexpr bool has(int64_t head_size) {
-    return is_common_head(head_size) && (kTiles == 1 || has_two_tiles(head_size));
-  }
+  static constexpr bool has(int64_t head_size) { return is_common_head(head_size); }
   static bool supports(const AttentionSize& size) {
     return size.mma && size.whole && (!size.hopper || (size.head_size <= 64 && kMmaOnHopper<64, kWarps, false>));
   }
@@ -87,16 +86,30 @@ struct BiasMma {
   static constexpr const char* kName =
       kTiles == 1 ? "attention_mma, bias, 64 queries" : "attention_mma, bias, 128 queries";
   static constexpr ScoreMembers kReads{ScoreMember::bias};
-  static constexpr bool has(int64_t head_size) { return WholeMma<4, kTiles>::has(head_size); }
+  static constexpr bool has(int64_t head_size) { return is_common_head(head_size) && (kTiles == 1 || head_size == 64); }
   static bool supports(const AttentionSize& size) { return size.mma && size.whole; }
-  static bool guess(const AttentionSize& size) { return two_tiles_pay(size) == (kTiles == 2); }
+  static bool guess(const AttentionSize& size) { return kTiles == 1 || two_tiles_pay(size); }
   template <int kHeadSize, class T, class Scores>
   static void launch(const Call<T>& call, const Scores& scores) {
     launch_mma<kHeadSize, 4, kTiles, true>(call, scores);
   }
 };
 
+template <int kTiles>
 struct WindowMma {
+  static constexpr const char* kName =
+      kTiles == 1 ? "attention_mma, window, 64 queries" : "attention_mma, window, 128 queries";
+  static constexpr ScoreMembers kReads{ScoreMember::window};
+  static constexpr bool has(int64_t head_size) { return kTiles == 1 || head_size == 128; }
+  static bool supports(const AttentionSize& size) { return size.mma && !size.hopper; }
+  static bool guess(const AttentionSize& size) { return kTiles == 1 || two_tiles_pay(size); }
+  template <int kHeadSize, class T, class Scores>
+  static void launch(const Call<T>& call, const Scores& scores) {
+    launch_mma<kHeadSize, 4, kTiles, false>(call, scores, window_parameters(call, scores));
+  }
+};
+
+struct WindowBiasMma {
   static constexpr const char* kName = "attention_mma, window and bias";
   static constexpr ScoreMembers kReads{ScoreMember::window, ScoreMember::bias};
   static constexpr bool has(int64_t) { return true; }
@@ -104,8 +117,7 @@ struct WindowMma {
   static bool guess(const AttentionSize&) { return true; }
   template <int kHeadSize, class T, class Scores>
   static void launch(const Call<T>& call, const Scores& scores) {
-    constexpr int kTiles = kHeadSize <= 64 ? 2 : 1;  // no measurement with a window
-    launch_mma<kHeadSize, 4, kTiles, true>(call, scores, window_parameters(call, scores));
+    launch_mma<kHeadSize, 4, 1, true>(call, scores, window_parameters(call, scores));
   }
 };
 
@@ -123,7 +135,7 @@ struct WholeSimt : BiasMma<1> {
     launch_simt<kHeadSize>(call, scores);
   }
 };
-struct WindowSimt : WindowMma {
+struct WindowSimt : WindowBiasMma {
   static constexpr const char* kName = "attention_simt, window and bias";
   template <int kHeadSize, class T, class Scores>
   static void launch(const Call<T>& call, const Scores& scores) {
@@ -132,7 +144,8 @@ struct WindowSimt : WindowMma {
 };
 
 using SimtKernels = KernelList<WholeSimt, WindowSimt>;
-using MmaKernels = KernelList<WholeMma<1>, WholeMma<2>, WholeMma<4>, WholeMma<4, 2>, BiasMma<1>, BiasMma<2>, WindowMma>;
+using MmaKernels = KernelList<WholeMma<1>, WholeMma<2>, WholeMma<4>, WholeMma<4, 2>, BiasMma<2>, BiasMma<1>,
+                              WindowMma<2>, WindowMma<1>, WindowBiasMma>;
 
 template <class T, class... Some, class... More>
 constexpr auto list(KernelList<Some...>, KernelList<More...>) {

@@ -150,28 +150,33 @@ struct RowState {
   }
 
   // The same, before their maximum is known: a larger score than the one subtracted does not matter while its power is
-  // far from any limit. Where a power is too large after all, most often nowhere in the warp, the row is brought to its
-  // new maximum, its sum so far too. total: of the powers, where sum has no column of it: float[2].
+  // far from any limit. Where a power may be too large after all, most often nowhere in the warp, the row is brought to
+  // its new maximum, its sum so far too. total: float[2], of the powers, where sum has no column of it. Then what a
+  // lane adds to it tells of too large powers, else the powers do.
   template <class E, int kKeys16, int kColumns8, class... Total>
   __device__ void probabilities(const float (&score)[2 * kKeys16][4], uint32_t (&p)[kKeys16][4],
                                 float (&sum)[kColumns8][4], float scale_log2, Total&... total) {
     float here[2];
     powers<E>(score, p, scale_log2, here);
-    Pair<E> most[2];
+    bool large[2];
+    if constexpr (sizeof...(Total) > 0) {
+      for (int r = 0; r < 2; ++r) large[r] = here[r] > 256;
+    } else {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      most[r] = __hmax2(as_pair<E>(p[0][r]), as_pair<E>(p[0][2 + r]));
+      for (int r = 0; r < 2; ++r) {
+        Pair<E> most = __hmax2(as_pair<E>(p[0][r]), as_pair<E>(p[0][2 + r]));
 #pragma unroll
-      for (int j = 1; j < kKeys16; ++j)
-        most[r] = __hmax2(most[r], __hmax2(as_pair<E>(p[j][r]), as_pair<E>(p[j][2 + r])));
+        for (int j = 1; j < kKeys16; ++j) most = __hmax2(most, __hmax2(as_pair<E>(p[j][r]), as_pair<E>(p[j][2 + r])));
+        large[r] = too_large<E>(most);
+      }
     }
-    if (!__any_sync(~0u, too_large<E>(__hmax2(most[0], most[1])))) {
+    if (!__any_sync(~0u, large[0] || large[1])) {
       ((total[0] += here[0], total[1] += here[1]), ...);
       return;
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const unsigned lanes = __ballot_sync(~0u, too_large<E>(most[r]));
+      const unsigned lanes = __ballot_sync(~0u, large[r]);
       const bool larger = lanes >> (threadIdx.x % 32 / 4 * 4) & 0xF;  // of this row alone: others do not depend on it
       const float now = row_maximum(score, r) * scale_log2;
       const float correction = larger ? fast_exp2(subtracted[r] - now) : 1.0f;
