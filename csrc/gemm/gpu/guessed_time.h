@@ -26,10 +26,13 @@ constexpr bool has_large_weight(const Product& p) {
 }
 
 // Up to here cuBLASLt and wgmma_persistent were not measured product by product, wgmma_tile was in layers, which defer
-// their norms to the next product. By large weights cuBLASLt took 0.85 to 1.11 times as long with 128 rows, 0.75
-// to 1.04 times with 256.
+// their norms to the next product. By large weights cuBLASLt is the faster one from 65 rows on: with 77 to 118 rows of
+// 4096x4096, 4096x10240 and 12288x4096 (n x k, H200) it took 0.75 to 0.9 of the time of the best of ours. With a gate
+// inside, which is a kernel of its own behind cuBLASLt's product, ours took as long (20480x4096, 77 rows).
 inline constexpr int64_t kFewRows = 1024;
-constexpr int64_t few_rows_of(const Product& p) { return has_large_weight(p) ? 128 : kFewRows; }
+constexpr int64_t few_rows_of(const Product& p) {
+  return !has_large_weight(p) ? kFewRows : p.epilogue.gate != Gate::none ? 128 : 64;
+}
 
 // Up to eight rows by a weight that is too large for the L2 cache take the time of reading it: more than 0.64 of an
 // H100's cache in 16 bits, at 0.78 of its memory's rate. Other GPUs are taken to be alike.

@@ -77,7 +77,10 @@ int64_t blocks_of(int variant, const Product& p) {
 // Up to few_rows_of, else -1: the narrowest tile with which every block has a multiprocessor of its own. Up to 128 rows
 // some multiprocessors must stay free, on which the next kernel begins. Where k is long, tiles that divide k come
 // first. On an H200 layers of BERT-base, BERT-large and MiniLM-L6 in fp16 took 0.96 to 1.07 times as long as with
-// products that were chosen in layers for each size, 1.013 times in the mean of 57 sizes.
+// products that were chosen in layers for each size, 1.013 times in the mean of 57 sizes. By a large weight, which
+// comes from memory, more of k on the way counts for more: of 40 rows 4096x4096 and 4096x10240 (n x k) took 0.84 of the
+// narrowest tile's time with k in two parts; in blocks of which a multiprocessor has two 12288x4096 took 0.91 of it,
+// and gated 20480x4096 and 22016x4096 0.9 (H200).
 int few_rows_variant(const Gpu& gpu, const Product& p) {
   const auto fits = [&](int variant, double share) {
     return supports(gpu, variant, p) && static_cast<double>(blocks_of(variant, p)) <= share * gpu.sm_count;
@@ -91,6 +94,14 @@ int few_rows_variant(const Gpu& gpu, const Product& p) {
                         : p.m <= 128              ? TileShapes::variant_of<Single<96, 4>>()
                                                   : TileShapes::variant_of<Single<48, 2>>();
     if (variant >= 0 && fits(variant, 1)) return variant;
+  }
+  if (has_large_weight(p) && p.m > 8 && p.m <= 64 && long_k) {  // up to eight few_rows is faster
+    const int divided = TileShapes::variant_of<Single<96, 2>>();
+    if (p.k >= p.n && fits(divided, 1)) return divided;
+    if (over(p.n, 48) > gpu.sm_count)
+      for (const int variant : {TileShapes::variant_of<InTwos<48, 1>>(), TileShapes::variant_of<InTwos<64, 1>>(),
+                                TileShapes::variant_of<InTwos<96, 1>>()})
+        if (fits(variant, 2)) return variant;
   }
   const bool in_twos = short_k && p.m <= 256;
   const int narrow[] = {
