@@ -3,13 +3,14 @@
     python benchmarks/bench_norm.py --device cuda [--dtype bf16] [--out FILE]      4 minutes at most on an H100
     python benchmarks/bench_norm.py --quick                                        small shapes, on the CPU
 
-LayerNorm and RMSNorm, alone and with the residual's sum, on 16,384 rows of 256 to 8,192 columns; BatchNorm with addend
-and ReLU on fp16 images; ReLU's gradient from a mask of bits. Forward is the pass of a training step, with what it keeps
-for the backward pass. A time is the median of a CUDA graph of many calls, whose buffers exceed the cache, peers in
-turns. GB/s count what must move (norm_cases.py); beside them is their share of a large copy in this run. "kept" is what
-is held between the passes where nobody else holds x, in tensors like x; "peak" is of both passes, with x and gradients.
-Outputs and gradients are compared with float64 first: a peer that differs, or raises, is a row that says so. The file
-is written after every row. Tables of it: norm_tables.py; the picture: norm_chart.py.
+LayerNorm and RMSNorm, alone and with the residual's sum, on 16,384 rows of 256 to 6,144 columns and 4,096 of 8,192 and
+32,768; BatchNorm with addend and ReLU on fp16 images; ReLU's gradient from a mask of bits. Forward is the pass of a
+training step, with what it keeps for the backward pass. A time is the median of a CUDA graph of many calls, whose
+buffers exceed the cache, peers in turns. GB/s count what must move (norm_cases.py); beside them is their share of a
+large copy in this run. "kept" is what is held between the passes where nobody else holds x, in tensors like x; "peak"
+is of both passes, with x and gradients. Outputs and gradients are compared with float64 first: a peer that differs, or
+raises, is a row that says so. The file is written after every row. Tables of it: norm_tables.py; the picture:
+norm_chart.py.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", choices=("bf16", "fp16", "fp32"), default="bf16")
     parser.add_argument("--section", action="append", choices=SECTIONS, help="repeatable (default: all)")
     parser.add_argument("--op", action="append", choices=ROW_OPS, help="of the rows, repeatable (default: all)")
-    parser.add_argument("--columns", action="append", type=int, help="repeatable (default: 256 to 8,192)")
+    parser.add_argument("--columns", action="append", type=int, help="repeatable (default: 256 to 32,768)")
     parser.add_argument("--peer", action="append", choices=list(MAKERS), help="repeatable (default: all)")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--compile-seconds", type=float, default=70, help="that torch.compile may take in all")

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 EPS = 1e-5
-COLUMNS = (256, 384, 512, 768, 1024, 2048, 4096, 8192)
+COLUMNS = (256, 384, 512, 768, 1024, 2048, 3072, 4096, 6144, 8192, 32768)
 ROWS, ROWS_OF_THE_WIDEST = 16384, 4096
 IMAGES = (64, 256, 56, 56)  # batch, channels, height, width: a ResNet's second stage
 SMALL_IMAGES = (16, 32, 112, 112)

@@ -68,8 +68,23 @@ def liger() -> Functions:
 
 def quack() -> Functions:
     from quack import rmsnorm
+    from quack.rmsnorm import _rmsnorm_fwd, layernorm_bwd  # its LayerNorm has no autograd function
+
+    class LayerNorm(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+            y, (rstd, mean) = torch.empty_like(x), torch.empty(2, len(x), device=x.device)
+            _rmsnorm_fwd(x, w, y, b, rstd, mean, None, None, EPS, True)
+            ctx.save_for_backward(x, w, rstd, mean)
+            return y
+
+        @staticmethod
+        def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+            x, w, rstd, mean = ctx.saved_tensors
+            return layernorm_bwd(x, w, dy, rstd, mean)  # type: ignore[no-any-return]
 
     return {
+        "layer_norm": LayerNorm.apply,
         "rms_norm": lambda x, w: rmsnorm(x, w, eps=EPS),
         "add_rms_norm": lambda x, r, w: rmsnorm(x, w, residual=r, eps=EPS, prenorm=True),
     }

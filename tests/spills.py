@@ -22,6 +22,8 @@ KNOWN = [
     ("sm_80", r"norm_backward_kernelI.*TrainingShapeILi8ELi512ELi4E", 16, 12),
     ("sm_80", r"norm_forward_kernelI.*ForwardShapeILi8ELi512ELi4E", 4, 4),
     ("sm_90a", r"norm_forward_kernelI.*ForwardShapeILi8ELi512ELi4E", 8, 8),
+    ("sm_80", r"norm_forward_kernelI.*ForwardShapeILi8ELi(64|128)ELi4ELi[24]ELi4E", 8, 8),
+    ("sm_90a", r"norm_forward_kernelI.*ForwardShapeILi8ELi(64|128)ELi4ELi[24]ELi4E", 8, 8),
 ]
 COMPILER = "13.0"
 OF_PTXAS = re.compile(r"ptxas info|bytes stack frame")

@@ -128,6 +128,12 @@ struct Packed {
                  : "memory");
   }
 
+  // As the compiler sees, other elements from here on: what was made of them is made anew and not kept.
+  __device__ void hide() {
+    static_assert(kBytes == 16);
+    asm volatile("" : "+r"(bits.x), "+r"(bits.y), "+r"(bits.z), "+r"(bits.w));
+  }
+
   __device__ void to_floats(float (&out)[W]) const {
     if constexpr (sizeof(E) == 4 || W == 1) {
       const E* elements = reinterpret_cast<const E*>(&bits);

@@ -31,11 +31,13 @@ struct ForwardArguments {
         offset(norm.offset) {}
 };
 
-// kThreads share a row, kPacks accesses each; a block has kRows rows, a multiprocessor kBlocks blocks or more.
+// kThreads share a row, kPacks accesses each; a block has kRows rows, a multiprocessor kBlocks blocks or more; three
+// of four where rows have a residual, of which as much again is on the way.
 template <int kWidth_, int kThreads_, int kPacks_, int kRows_, int kBlocks_>
 struct ForwardShape {
   static constexpr int kWidth = kWidth_, kThreads = kThreads_, kPacks = kPacks_, kRows = kRows_, kBlocks = kBlocks_;
   static constexpr int kCols = kWidth * kThreads * kPacks;  // the longest row
+  static constexpr int blocks(bool residual) { return residual && kWidth > 1 && kBlocks == 4 ? 3 : kBlocks; }
 };
 
 // The shapes of rows by W elements an access; kMany: more of them.
@@ -47,15 +49,15 @@ template <int W>
 struct ForwardShapes<W, true>
     : ShapeList<ForwardShape<W, 16, 1, 16, 6>, ForwardShape<W, 32, 1, 8, 6>, ForwardShape<W, 32, 2, 4, 8>,
                 ForwardShape<W, 32, 3, 4, 6>, ForwardShape<W, 32, 4, 4, 5>, ForwardShape<W, 64, 3, 4, 3>,
-                ForwardShape<W, 64, 4, 4, 3>, ForwardShape<W, 128, 4, 2, 3>, ForwardShape<W, 256, 4, 1, 3>,
-                ForwardShape<W, 512, 4, 1, 2>> {};
+                ForwardShape<W, 64, 4, 4, 4>, ForwardShape<W, 128, 4, 2, 4>, ForwardShape<W, 256, 4, 1, 3>,
+                ForwardShape<W, 512, 4, 1, 2>, ForwardShape<W, 512, 8, 1, 1>> {};
 template <>
 struct ForwardShapes<1, false>
     : ShapeList<ForwardShape<1, 32, 4, 8, 4>, ForwardShape<1, 256, 4, 1, 4>, ForwardShape<1, 512, 8, 1, 2>> {};
 
 // V: of gamma and beta, each of which may be absent, or void: known when the kernel runs. kCentred: LayerNorm.
 template <class Rows, class V, bool kCentred, bool kResidual, class Shape>
-__global__ void __launch_bounds__(Shape::kThreads* Shape::kRows, Shape::kBlocks)
+__global__ void __launch_bounds__(Shape::kThreads* Shape::kRows, Shape::blocks(kResidual))
     norm_forward_kernel(const __grid_constant__ ForwardArguments<Rows> of) {
   constexpr int P = Shape::kPacks, W = Shape::kWidth;
   // Vectors of the rows' type are asked for with the row, where registers hold them.
@@ -101,20 +103,28 @@ __global__ void __launch_bounds__(Shape::kThreads* Shape::kRows, Shape::kBlocks)
     for (int i = 0; i < P; ++i)
       if (col_of(i) < cols) load_vectors(i, col_of(i));
 
-  float v[P][W], total = 0;
+  // A row stays as it is stored, and its sum with the residual as that is. Of a long one floats are made anew for each
+  // pass: in registers they take twice as many as 16 bits do.
+  const auto held = [&](int i, float (&v)[W]) {
+    if constexpr (Rows::kPlain && P > 4) x[i].hide();
+    x[i].to_floats(v);
+  };
+  float total = 0;
 #pragma unroll
   for (int i = 0; i < P; ++i) {
-    x[i].to_floats(v[i]);
+    float v[W];
+    held(i, v);
     if constexpr (kResidual) {
       float r[W];
       residual[i].to_floats(r);
 #pragma unroll
-      for (int w = 0; w < W; ++w) v[i][w] += r[w];
-      of.sum.round(v[i]);
-      if (real && col_of(i) < cols) of.sum.store(at + col_of(i), v[i]);
+      for (int w = 0; w < W; ++w) v[w] += r[w];
+      x[i] = of.sum.rounded(v);
+      x[i].to_floats(v);
+      if (real && col_of(i) < cols) of.sum.store(at + col_of(i), v);
     }
 #pragma unroll
-    for (int w = 0; w < W; ++w) total += kCentred ? v[i][w] : v[i][w] * v[i][w];
+    for (int w = 0; w < W; ++w) total += kCentred ? v[w] : v[w] * v[w];
   }
 
   // Two passes for a variance: E[x^2] - mean^2 cancels where a row's mean is large against its spread.
@@ -126,8 +136,10 @@ __global__ void __launch_bounds__(Shape::kThreads* Shape::kRows, Shape::kBlocks)
 #pragma unroll
     for (int i = 0; i < P; ++i) {
       if (col_of(i) < cols) {
+        float v[W];
+        held(i, v);
 #pragma unroll
-        for (int w = 0; w < W; ++w) squares += (v[i][w] - mean) * (v[i][w] - mean);
+        for (int w = 0; w < W; ++w) squares += (v[w] - mean) * (v[w] - mean);
       }
     }
     squares = sum_of_group(squares);
@@ -143,7 +155,8 @@ __global__ void __launch_bounds__(Shape::kThreads* Shape::kRows, Shape::kBlocks)
     if (col_of(i) >= cols) break;
     constexpr bool kLate = !kEarly;
     if constexpr (kLate) load_vectors(0, col_of(i));
-    float g[W], b[W] = {};
+    float g[W], b[W] = {}, v[W];
+    held(i, v);
     if (of.gamma.data) {
       gamma[kLate ? 0 : i].to_floats(g);
 #pragma unroll
@@ -155,11 +168,11 @@ __global__ void __launch_bounds__(Shape::kThreads* Shape::kRows, Shape::kBlocks)
     if constexpr (kCentred)
       if (of.beta.data) beta[kLate ? 0 : i].to_floats(b);
 #pragma unroll
-    for (int w = 0; w < W; ++w) v[i][w] = (v[i][w] - mean) * rstd * g[w] + b[w];
+    for (int w = 0; w < W; ++w) v[w] = (v[w] - mean) * rstd * g[w] + b[w];
     if constexpr (kOnce)
-      of.out.store_once(at + col_of(i), v[i]);
+      of.out.store_once(at + col_of(i), v);
     else
-      of.out.store(at + col_of(i), v[i]);
+      of.out.store(at + col_of(i), v);
   }
 }
 
@@ -185,7 +198,7 @@ __global__ void __launch_bounds__(kLongThreads, 2)
         of.residual.load(at + col, r);
 #pragma unroll
         for (int w = 0; w < W; ++w) v[w] += r[w];
-        of.sum.round(v);
+        of.sum.rounded(v).to_floats(v);
         of.sum.store(at + col, v);
       }
 #pragma unroll

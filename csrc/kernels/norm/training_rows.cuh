@@ -32,7 +32,7 @@ struct PlainRows {
   __device__ Pack load_once(int64_t at) const { return Pack::load_once(data + at); }
   __device__ void store(int64_t at, const float (&x)[kWidth]) const { Pack::from_floats(x).store(data + at); }
   __device__ void store_once(int64_t at, const float (&x)[kWidth]) const { Pack::from_floats(x).store_once(data + at); }
-  __device__ void round(float (&x)[kWidth]) const { Packed<E, kWidth>::from_floats(x).to_floats(x); }  // as stored
+  __device__ Pack rounded(const float (&x)[kWidth]) const { return Pack::from_floats(x); }  // as stored
 };
 
 // Rows whose type is known when the kernel runs, each matrix's for itself: four elements an access, or one where rows
@@ -92,8 +92,10 @@ struct AnyRows {
   __device__ void store(int64_t at, const float (&x)[kWidth]) const {
     typed([&]<class E>(E) { Packed<E, kWidth>::from_floats(x).store(static_cast<E*>(data) + at); });
   }
-  __device__ void round(float (&x)[kWidth]) const {
-    typed([&]<class E>(E) { Packed<E, kWidth>::from_floats(x).to_floats(x); });
+  __device__ Pack rounded(const float (&x)[kWidth]) const {
+    Pack pack;
+    typed([&]<class E>(E) { Packed<E, kWidth>::from_floats(x).to_floats(pack.numbers); });
+    return pack;
   }
 };
 
