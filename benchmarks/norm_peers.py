@@ -68,7 +68,7 @@ def liger() -> Functions:
 
 def quack() -> Functions:
     from quack import rmsnorm
-    from quack.rmsnorm import _rmsnorm_fwd, layernorm_bwd  # its LayerNorm has no autograd function
+    from quack.rmsnorm import _rmsnorm_fwd, layernorm_bwd  # its LayerNorm has no autograd function (0.6.5)
 
     class LayerNorm(torch.autograd.Function):
         @staticmethod

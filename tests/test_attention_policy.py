@@ -110,10 +110,11 @@ CALLS = {
     "more": (2, 2, [4096, 1, 1000]),
     "many blocks": (12, 12, [*EDGES, 511, 512, 513, 700]),
     "many keys for many blocks": (12, 12, [2100, 1, 700, 65]),
+    "shared keys for many blocks": (12, 4, [2600, 1, 700, 65]),
 }
 
 
-@pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (64, 64), (0, 500)], ids=str)
+@pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (64, 64), (0, 500), (1990, 0), (1500, 600)], ids=str)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("call", CALLS)
 def test_lengths_around_tiles(place: Place, call: str, size: int, window: tuple[int, int]) -> None:
@@ -396,6 +397,9 @@ def test_rows_that_a_gpu_cannot_read(place: Place) -> None:
     for other in (random(4, 65, place)[:, :64], random(4, 72, place)[:, 1:65]):
         with pytest.raises(RuntimeError, match="16 bytes at a time"):
             ops.attention_apart(q, other, q, cu, cu, 4, 2, 2, 0.1)
+    far, one = q.as_strided((1, 64), (1 << 26, 1)), reference.offsets([1], place.device)
+    with pytest.raises(RuntimeError, match="26 elements apart"):
+        ops.attention_apart(q[:1], far, far, one, one, 1, 2, 2, 0.1)
 
 
 def test_arguments_that_do_not_fit(place: Place) -> None:

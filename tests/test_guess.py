@@ -86,6 +86,25 @@ def test_kernels_of_usual_products(product: Product, m: int, kernel: str) -> Non
     assert chosen.kernel == kernel and (kernel or _said(chosen.data) == _said(bench.first_proposal().data))
 
 
+@pytest.mark.parametrize(
+    ("product", "variant"),
+    [
+        (Product("fp16", 4096, 4096), "64x96 k2"),
+        (Product("bf16", 12288, 4096), "64x48 half"),
+        (Product("bf16", 20480, 4096, False, "gelu", gated=True), "64x96 half"),
+    ],
+    ids=str,
+)
+def test_large_weights_beside_some_rows(product: Product, variant: str) -> None:
+    """With more of the weight on the way than the narrowest tile has."""
+    on_hopper()
+    for m in (9, 64):
+        bench = Bench(product, m)
+        assert bench.chosen().variant == variant
+        assert bench.error(bench.chosen()) < 2**-7
+    assert Bench(product, 65).chosen().kernel == (WGMMA_TILE if product.gated else "")
+
+
 def test_a_row_that_found_nothing_better_is_followed() -> None:
     """With a LayerNorm it says: no product that contains it."""
     on_hopper()

@@ -178,7 +178,7 @@ struct TileLoader {
   int first, step;  // elements: where this thread starts in a tile, and from one of its rows to the next
   uint32_t shared_first;
 
-  // stride: of as many rows as a tile has below 2^31.
+  // stride: below 2^31 / kRowsAtOnce.
   __device__ explicit TileLoader(int64_t stride)
       : row(threadIdx.x / kChunks),
         chunk(threadIdx.x % kChunks),

@@ -11,7 +11,7 @@
 // faster one for most numbers of rows. Of 92 products of Qwen3-4B's and Llama-2-7B's kind with 64 to 8192 rows, each
 // measured by cuBLASLt's first proposal and by ours, what is guessed here takes 1.008 times as long as the faster of
 // both in the geometric mean and 1.18 times at most, by the lines as they are 1.092 and 1.45 times (H100; products
-// alone, without a norm or what `rotary` does).
+// alone, without a norm or what `rotary` does); wgmma_tile then took all of up to 128 rows.
 #pragma once
 #include <cstdint>
 
@@ -28,7 +28,8 @@ constexpr bool has_large_weight(const Product& p) {
 // Up to here cuBLASLt and wgmma_persistent were not measured product by product, wgmma_tile was in layers, which defer
 // their norms to the next product. By large weights cuBLASLt is the faster one from 65 rows on: with 77 to 118 rows of
 // 4096x4096, 4096x10240 and 12288x4096 (n x k, H200) it took 0.75 to 0.9 of the time of the best of ours. With a gate
-// inside, which is a kernel of its own behind cuBLASLt's product, ours took as long (20480x4096, 77 rows).
+// inside, which is a kernel of its own behind cuBLASLt's product, ours took as long (20480x4096, 77 rows). A layer with
+// such a product does not defer its norms there, which was not measured.
 inline constexpr int64_t kFewRows = 1024;
 constexpr int64_t few_rows_of(const Product& p) {
   return !has_large_weight(p) ? kFewRows : p.epilogue.gate != Gate::none ? 128 : 64;

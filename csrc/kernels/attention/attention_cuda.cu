@@ -51,11 +51,12 @@ void launch_mma(const Call<T>& call, const Scores& scores, const Parameters&... 
 // Two tiles of 16 queries a warp share the fragments of keys and values, one makes twice as many blocks. Their time
 // over one's, with 12 heads on an H200 that runs code for 8.0: heads of 64 2x8192 .94, 8x2048 .95, 32x512 1.02,
 // 32x384 1.11; of 32 128x128 .90, 8x384 .91, 8x128 1.10; of 128 32x512 .87, 128x128 .95, 8x384 1.12. Under a causal
-// mask: of 64 2x8192 1.00, 8x2048 1.05; of 32 2x8192 1.00; of 128 2x8192 .93, 8x2048 .97, 32x512 1.05.
+// mask: of 64 2x8192 1.00, 8x2048 1.05; of 32 2x8192 1.00; of 128 2x8192 .93, 8x2048 .97, 32x512 1.05. Of up to 64
+// tokens the second half of 128 queries would be empty. Shared heads and other windows were not measured.
 bool two_tiles_pay(const AttentionSize& size) {
   const bool large = size.head_size == 128;
-  if (size.blocks(128) < (large ? 4 : 2) * size.sm_count) return false;
-  if (!size.whole) return large && size.reach() >= 2048;
+  if (size.max_k <= 64 || size.blocks(128) < (large ? 4 : 2) * size.sm_count) return false;
+  if (size.window.set()) return large && size.reach() >= 2048;
   return size.head_size != 64 || size.max_k >= 1024;
 }
 

@@ -55,6 +55,10 @@ inline void check_rows(const QueriesKeysValues& from) {
   for (const Rows& rows : {from.q, from.k, from.v})
     FTBERT_CHECK(reinterpret_cast<uintptr_t>(rows.data) % 16 == 0 && rows.stride % in_chunk == 0,
                  "attention on a GPU reads 16 bytes at a time: rows must begin at multiples of that");
+  // TileLoader counts the elements of a tile's rows in 32 bits.
+  for (const Rows& rows : {from.q, from.k, from.v})
+    FTBERT_CHECK(rows.stride < 1 << 26, "attention on a GPU reads rows less than 2^26 elements apart, not ",
+                 rows.stride);
 }
 
 // Sizes of heads with kernels of whole sequences, and with kernels that store E4M3.

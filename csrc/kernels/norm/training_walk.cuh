@@ -26,7 +26,7 @@ struct TrainingShape {
   static constexpr size_t kGroupBytes = 16 * kStages * kThreads * kPacks;  // of a matrix's rows in shared memory
 };
 
-// As ForwardShapes. Elements of 16 bits that fill one: 128, 256, 512, 768, 1024, 1536, 2048, 4096, 8192 and 16384.
+// Elements of 16 bits that fill one: 128, 256, 512, 768, 1024, 1536, 2048, 4096, 8192 and 16384.
 template <int W, bool kMany>
 struct TrainingShapes : ShapeList<TrainingShape<W, 32, 1>, TrainingShape<W, 32, 3>, TrainingShape<W, 64, 3>,
                                   TrainingShape<W, 256, 2>, TrainingShape<W, 512, 2>, TrainingShape<W, 512, 4>> {};
