@@ -6,6 +6,8 @@ import asyncio
 import json
 from typing import Any
 
+import served  # noqa: F401  skips where the server's packages are not installed
+
 from ftbert.server import Settings
 from ftbert.server.errors import ApiError
 from ftbert.server.http_protocol import Connections, HttpProtocol

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import served  # noqa: F401  skips where the server's packages are not installed
 import yaml
 from dockerfile import Stage, environment, ignored, needed, stages
 from pages import ROOT

@@ -20,8 +20,6 @@ from transformers import AutoTokenizer
 import ftbert
 from ftbert.converters import convert
 from ftbert.evaluation import check
-from ftbert.server.describe import describe
-from ftbert.server.settings import Settings
 from ftbert.text import TextSettings, load_tokenizer
 
 TEXTS = ["hello world", "naive cafe the end hello", "two"]
@@ -69,11 +67,18 @@ def test_voyage_4(voyage: tuple[Path, Any, torch.Tensor], tmp_path: Path) -> Non
     assert model.encode(TEXTS, pooling="cls").shape == (3, 90)
     with pytest.raises(ValueError, match="pooling max is not supported: this model's class has a linear layer"):
         model.encode(TEXTS, pooling="max")
-    about = describe(model, "", str(folder), Settings(models=()))
-    assert (about.task, about.model.hidden, about.model.token_width) == ("embedding", 90, 90)
     checked = check(model, texts=TEXTS)
     assert checked.passed and checked.texts is not None and checked.texts.peer == "transformers"
     assert_close(model.reference()(ids[1]).last_hidden_state, inner(ids[1]).last_hidden_state, atol=1e-6)
+
+
+def test_what_a_server_says_of_voyage_4(voyage: tuple[Path, Any, torch.Tensor]) -> None:
+    pytest.importorskip("msgspec", reason="msgspec is not installed: the extra ftbert[serve]")
+    from ftbert.server.describe import describe
+    from ftbert.server.settings import Settings
+
+    about = describe(ftbert.load(voyage[0]), "", str(voyage[0]), Settings(models=()))
+    assert (about.task, about.model.hidden, about.model.token_width) == ("embedding", 90, 90)
 
 
 @pytest.mark.parametrize(
