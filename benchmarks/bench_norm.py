@@ -1,6 +1,6 @@
 """The training norms of `ftbert.norm` beside those of PyTorch, torch.compile, Liger, quack and apex.
 
-    python benchmarks/bench_norm.py --device cuda [--dtype bf16] [--out FILE]      4 minutes at most on an H100
+    python benchmarks/bench_norm.py --device cuda [--dtype bf16] [--out FILE]      some minutes on an H100
     python benchmarks/bench_norm.py --quick                                        small shapes, on the CPU
 
 LayerNorm and RMSNorm, alone and with the residual's sum, on 16,384 rows of 256 to 6,144 columns and 4,096 of 8,192 and

@@ -58,6 +58,7 @@ def _said(words: Sequence[int]) -> list[int]:
         (Product("bf16", 4096, 2304), 512, WGMMA_TILE),
         (Product("bf16", 4096, 11008), 64, WGMMA_TILE),  # a large weight
         (Product("bf16", 4096, 11008), 77, ""),
+        (Product("bf16", 4096, 11008), 128, ""),
         (Product("bf16", 4096, 11008), 192, ""),
         (Product("fp16", 12288, 4096), 8192, ""),
         (Product("fp16", 22016, 4096, False, "silu", gated=True), 128, WGMMA_TILE),

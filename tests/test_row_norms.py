@@ -61,7 +61,7 @@ def test_gradients_through_the_sum(device: str, x: Any, residual: Any, cols: int
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16, F16], ids=lambda dtype: NAMES[dtype])
-@pytest.mark.parametrize("cols", [8192, 16384, 16392, 32_768, 32_776])
+@pytest.mark.parametrize("cols", [8192, 16384, 16392, 32_768, 32_776, 40_000])
 def test_rows_at_the_limits_of_shared_memory(device: str, cols: int, dtype: torch.dtype) -> None:
     """What a call reads, a residual or the sum's gradient too, says whether a row finds room. On GPUs with more rows
     than multiprocessors, so that several of them share one."""

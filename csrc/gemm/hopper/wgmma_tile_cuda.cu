@@ -80,7 +80,7 @@ int64_t blocks_of(int variant, const Product& p) {
 // products that were chosen in layers for each size, 1.013 times in the mean of 57 sizes. By a large weight, which
 // comes from memory, more of k on the way counts for more: of 40 rows 4096x4096 and 4096x10240 (n x k) took 0.84 of the
 // narrowest tile's time with k in two parts; in blocks of which a multiprocessor has two 12288x4096 took 0.91 of it,
-// and gated 20480x4096 and 22016x4096 0.9 (H200).
+// and gated 20480x4096 and 22016x4096 0.93 and 0.90 (H200).
 int few_rows_variant(const Gpu& gpu, const Product& p) {
   const auto fits = [&](int variant, double share) {
     return supports(gpu, variant, p) && static_cast<double>(blocks_of(variant, p)) <= share * gpu.sm_count;

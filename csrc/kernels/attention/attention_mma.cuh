@@ -1,5 +1,5 @@
-// Fused attention for 16-bit elements on tensor cores: online softmax over tiles of keys (FlashAttention, Dao 2023),
-// laid out for sequences of 16 to 512 tokens.
+// Fused attention for 16-bit elements by mma.sync, for GPUs without warpgroup instructions, and on all for a relative
+// bias: online softmax over tiles of keys (FlashAttention, Dao 2023).
 //
 // A CTA of kWarps warps takes 16 * kRowTiles * kWarps consecutive queries of one head of one sequence; each warp owns
 // 16 * kRowTiles of them from scores to output. Two row tiles use every key and value fragment twice, one makes twice
