@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+from encoder_peers import CompiledT5
 from modern_peers import PackedModern
 from peers import E4M3, EIGHT_BITS_LIMIT, FtbertPacked, PackedGraphAnySize, Peer
 from quantized import beside_e4m3, input_scales
@@ -49,6 +50,10 @@ class Packed16(In16Bits, PackedGraphAnySize):
 
 class PackedModern16(In16Bits, PackedModern):
     name = "packed PyTorch, 16 bits, CUDA graph"
+
+
+class CompiledT5In16Bits(In16Bits, CompiledT5):
+    name = "torch.compile, 16 bits, CUDA graph"
 
 
 class ScaledProducts(In16Bits):
@@ -129,5 +134,5 @@ class PackedModernRowScales(ScaledProducts, PackedModern):
 
 FP8_PEERS: tuple[type[Peer], ...] = (
     Ftbert16, Packed16, PackedTensorScales, PackedRowScales, PackedModern16, PackedModernTensorScales,
-    PackedModernTensorScalesCudnn, PackedModernRowScales,
+    PackedModernTensorScalesCudnn, PackedModernRowScales, CompiledT5In16Bits,
 )  # fmt: skip
