@@ -1,6 +1,6 @@
 """The picture of a result of bench_norm.py: each peer's share of a copy's speed over the columns.
 
-    python benchmarks/norm_chart.py benchmarks/results/norm-h100-bf16.json docs/norm-h100.png
+    python benchmarks/norm_chart.py benchmarks/results/norm-h200-bf16.json docs/norm.png
 """
 
 from __future__ import annotations

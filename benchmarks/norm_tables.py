@@ -1,6 +1,6 @@
 """Tables of a result of bench_norm.py: all of them for the terminal, by report.py a summary for docs.
 
-    python benchmarks/norm_tables.py benchmarks/results/norm-h100-bf16.json
+    python benchmarks/norm_tables.py benchmarks/results/norm-h200-bf16.json
 
 Needs no torch.
 """

@@ -70,6 +70,27 @@ struct SharedBytes {
   SharedBytes(size_t size, size_t most) : size(size), most(most) {}
 };
 
+// How many clusters of `cluster` blocks the GPU holds at a time, of blocks with these threads and shared bytes: fewer
+// than its multiprocessors would hold, since those of a cluster are neighbours.
+template <class... Parameters>
+int clusters_at_once(const char* name, void (*kernel)(Parameters...), unsigned threads, size_t shared, int cluster) {
+  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)), name,
+             __FILE__, __LINE__);
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = static_cast<unsigned>(cluster);
+  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(cluster));
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int count = 0;
+  cuda_check(cudaOccupancyMaxActiveClusters(&count, kernel, &config), name, __FILE__, __LINE__);
+  return count;
+}
+
 // kernel<<<grid, threads, shared, stream>>>(args...), checked under `name`. The kernel must call wait_for_inputs() or
 // grid_wait(): its blocks may be there before the kernel ahead has ended.
 template <class... Parameters, class... Arguments>

@@ -10,7 +10,7 @@ struct BackwardArguments {
   Rows grad, grad_sum, saved, grad_x;
   Vector gamma, beta;
   const float *mean, *rstd;
-  float* partials;  // [2, blocks, cols], or nullptr
+  float* partials;  // [2, parts of the rows, cols], or nullptr
   int64_t rows;
   int cols;
   float eps, offset;
@@ -45,11 +45,11 @@ struct RowNumbers {
 
 // 1 / gamma stays beside gamma where there is room, else it is made for every row.
 template <class Shape>
-inline constexpr bool kInverseKept = Shape::kCols <= 4096;
+inline constexpr bool kInverseKept = Shape::kPart <= 4096;
 template <class Shape, bool kCentred, bool kFromOutput>
 inline constexpr int kVectorsKept = 1 + kFromOutput * (kCentred + kInverseKept<Shape>);
 
-// Shared memory: gamma; from the output LayerNorm's beta, 1 / gamma [kCols]; rows of grad, of saved, of grad_sum.
+// Shared memory: gamma; from the output LayerNorm's beta, 1 / gamma [kPart]; rows of grad, of saved, of grad_sum.
 //
 // From the output, u = y - beta stands for gamma * x^: mean(a * x^) = mean(grad * u) needs no division, nor does the
 // sum of grad * u over rows, which is divided by gamma when all rows are in it. x^ itself is u * (1 / gamma).
@@ -58,24 +58,24 @@ __global__ void __launch_bounds__(Shape::kMostThreads, 1)
     norm_backward_kernel(const __grid_constant__ BackwardArguments<Rows> of) {
   constexpr int P = Shape::kPacks, W = Shape::kWidth, kStages = Shape::kStages;
   constexpr bool kKept = Shape::kKept;
-  using Sum = GroupSum<Shape::kThreads, Shape::kMostThreads / Shape::kThreads>;
+  using Sum = RowSum<Shape>;
   using Shared = SharedVector<Shape>;
   extern __shared__ uint4 memory[];
-  __shared__ float partial[Sum::kFloats];
+  __shared__ __align__(16) float partial[Sum::kFloats];
   float* const gamma = reinterpret_cast<float*>(memory);
-  float* const beta = gamma + Shape::kCols;
-  float* const inverse_of_gamma = beta + (kCentred ? Shape::kCols : 0);
-  uint4* const staged = memory + kVectorsKept<Shape, kCentred, kFromOutput> * Shape::kCols / 4;
-  const int cols = of.cols, groups = blockDim.x / Shape::kThreads, matrix = groups * (Shape::kGroupBytes / 16);
-  const float inverse = 1.0f / cols;
-  GroupWalk<Shape> walk;
+  float* const beta = gamma + Shape::kPart;
+  float* const inverse_of_gamma = beta + (kCentred ? Shape::kPart : 0);
+  uint4* const staged = memory + kVectorsKept<Shape, kCentred, kFromOutput> * Shape::kPart / 4;
+  const int groups = blockDim.x / Shape::kThreads, matrix = groups * (Shape::kGroupBytes / 16);
+  const float inverse = 1.0f / of.cols;
+  GroupWalk<Shape> walk(of.cols);
   Sum sum_of_group(partial, walk.group);
   const RowFeed<Rows, Shape> grad(of.grad, staged, walk), saved(of.saved, staged + matrix, walk);
   const RowFeed<Rows, Shape> grad_sum(of.grad_sum, staged + 2 * matrix, walk);
   const auto start = [&](int stage, int64_t row) {
-    grad.start(stage, row, row < of.rows, cols, walk);
-    saved.start(stage, row, row < of.rows, cols, walk);
-    if (of.grad_sum) grad_sum.start(stage, row, row < of.rows, cols, walk);
+    grad.start(stage, row, row < of.rows, walk);
+    saved.start(stage, row, row < of.rows, walk);
+    if (of.grad_sum) grad_sum.start(stage, row, row < of.rows, walk);
     copy_async_commit();
   };
 
@@ -84,11 +84,11 @@ __global__ void __launch_bounds__(Shape::kMostThreads, 1)
   for (int stage = 0; stage < kStages; ++stage) start(stage, walk.row + stage * walk.step);
   RowNumbers<kCentred, kFromOutput> next(of, walk.row);
   const auto with_offset = [&](float x) { return of.gamma.data ? x + of.offset : 1.0f; };
-  Shared::fill(gamma, of.gamma, cols, with_offset);
+  Shared::fill(gamma, of.gamma, walk, with_offset);
   if constexpr (kFromOutput) {
     if constexpr (kInverseKept<Shape>)
-      Shared::fill(inverse_of_gamma, of.gamma, cols, [&](float x) { return inverse_gamma(with_offset(x), of.eps); });
-    if constexpr (kCentred) Shared::fill(beta, of.beta, cols, [](float x) { return x; });
+      Shared::fill(inverse_of_gamma, of.gamma, walk, [&](float x) { return inverse_gamma(with_offset(x), of.eps); });
+    if constexpr (kCentred) Shared::fill(beta, of.beta, walk, [](float x) { return x; });
   }
   __syncthreads();
 
@@ -102,8 +102,8 @@ __global__ void __launch_bounds__(Shape::kMostThreads, 1)
     // g = grad and u of a pack: x^, or from the output gamma * x^. Where nothing is kept both passes read them from
     // shared memory.
     const auto read = [&](int i, float (&g)[W], float (&u)[W]) {
-      grad.read(stage, i, walk.row, real, cols, walk, g);
-      saved.read(stage, i, walk.row, real, cols, walk, u);
+      grad.read(stage, i, walk.row, real, walk, g);
+      saved.read(stage, i, walk.row, real, walk, u);
       if constexpr (!kFromOutput) {
 #pragma unroll
         for (int w = 0; w < W; ++w) u[w] = (u[w] - now.mean) * now.rstd;
@@ -171,11 +171,11 @@ __global__ void __launch_bounds__(Shape::kMostThreads, 1)
       for (int w = 0; w < W; ++w) a[w] = now.rstd * (a[w] - mean_of_a - x[w] * along);
       if (of.grad_sum) {
         float t[W];
-        grad_sum.read(stage, i, walk.row, real, cols, walk, t);
+        grad_sum.read(stage, i, walk.row, real, walk, t);
 #pragma unroll
         for (int w = 0; w < W; ++w) a[w] += t[w];
       }
-      if (real && walk.col(i) < cols) of.grad_x.store(walk.row * cols + walk.col(i), a);
+      if (real && walk.has(i)) of.grad_x.store(walk.at(walk.row, i), a);
     }
     start(stage, walk.row + kStages * walk.step);
     stage = stage + 1 == kStages ? 0 : stage + 1;
@@ -184,26 +184,28 @@ __global__ void __launch_bounds__(Shape::kMostThreads, 1)
   copy_async_wait<0>();
   if (of.partials == nullptr) return;
   // This block's sums, of its groups in their order.
-  float* const of_groups = reinterpret_cast<float*>(staged);  // [gamma | beta][groups, kCols]
-  const int plane = groups * Shape::kCols;
+  float* const of_groups = reinterpret_cast<float*>(staged);  // [gamma | beta][groups, kPart]
+  const int plane = groups * Shape::kPart;
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < P; ++i) {
-    float* const to = of_groups + walk.group * Shape::kCols + Shared::place(i, walk);
+    float* const to = of_groups + walk.group * Shape::kPart + Shared::place(i, walk);
     Shared::write(to, sum_gamma[i]);
     if constexpr (kCentred) Shared::write(to + plane, sum_beta[i]);
   }
   __syncthreads();
-  for (int col = threadIdx.x; col < cols; col += blockDim.x) {
+  const unsigned part = blockIdx.x / Shape::kCluster, parts = gridDim.x / Shape::kCluster;
+  for (int col = threadIdx.x; col < walk.cols; col += blockDim.x) {
     float of_gamma = 0, of_beta = 0;
     const float* from = of_groups + Shared::index(col);
 #pragma unroll 4
-    for (int group = 0; group < groups; ++group, from += Shape::kCols) {
+    for (int group = 0; group < groups; ++group, from += Shape::kPart) {
       of_gamma += *from;
       if constexpr (kCentred) of_beta += from[plane];
     }
-    of.partials[static_cast<int64_t>(blockIdx.x) * cols + col] = of_gamma;
-    if constexpr (kCentred) of.partials[static_cast<int64_t>(gridDim.x + blockIdx.x) * cols + col] = of_beta;
+    float* const to = of.partials + walk.first + col;
+    to[static_cast<int64_t>(part) * walk.pitch] = of_gamma;
+    if constexpr (kCentred) to[static_cast<int64_t>(parts + part) * walk.pitch] = of_beta;
   }
 }
 
@@ -299,17 +301,17 @@ __global__ void __launch_bounds__(kLongThreads, 2)
 template <class Rows, bool kCentred, bool kFromOutput>
 unsigned launch_backward(Context<Cuda>& context, const NormBackward& norm) {
   const BackwardArguments<Rows> arguments(norm);
-  unsigned blocks = 0;
+  unsigned parts = 0;
   TrainingShapes<Rows::kWidth, Rows::kPlain>::first_that_holds(norm.cols, [&]<class Shape>(Shape) {
-    constexpr size_t kSums = (1 + kCentred) * Shape::kCols * sizeof(float);  // of a group, where its rows were
+    constexpr size_t kSums = (1 + kCentred) * Shape::kPart * sizeof(float);  // of a group, where its rows were
     const size_t group = Rows::kStaged ? Shape::kGroupBytes * (norm.grad_sum ? 3 : 2) : kSums;
     static_assert(!Rows::kStaged || 2 * Shape::kGroupBytes >= kSums);
-    blocks = launch_over_rows<Shape>(
+    parts = launch_over_rows<Shape>(
         context, "kernel norm_backward", norm_backward_kernel<Rows, kCentred, kFromOutput, Shape>, norm.rows, group,
-        kVectorsKept<Shape, kCentred, kFromOutput> * Shape::kCols * sizeof(float), arguments);
-    return blocks > 0;
+        kVectorsKept<Shape, kCentred, kFromOutput> * Shape::kPart * sizeof(float), arguments);
+    return parts > 0;
   });
-  return blocks;
+  return parts;
 }
 
 template <class Rows, bool kCentred>

@@ -193,12 +193,10 @@ __device__ inline float inverse_gamma(float gamma, float eps) {
 // Shapes of kernels, those of the shortest rows first.
 template <class... Shapes>
 struct ShapeList {
-  // launch(Shape) of the first that holds a row; false: there is none, or launch has no room for it.
+  // launch(Shape) of the first that holds a row and for which it returns true; false: there is none.
   template <class Launch>
   static bool first_that_holds(int64_t cols, const Launch& launch) {
-    bool launched = false;
-    static_cast<void>(((cols <= Shapes::kCols && (launched = launch(Shapes()), true)) || ...));
-    return launched;
+    return ((cols <= Shapes::kCols && launch(Shapes())) || ...);
   }
 };
 
