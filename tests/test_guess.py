@@ -67,6 +67,8 @@ def _said(words: Sequence[int]) -> list[int]:
         (Product("e4m3 e4m3 fp16", 2304, 768, True), 64, WGMMA_TILE),
         (Product("e4m3 e4m3 bf16", 768, 3072), 200, WGMMA_TILE),
         (Product("e4m3 e4m3 e4m3", 4096, 1024, True, "gelu"), 1, WGMMA_TILE),
+        (Product("e4m3 e4m3 bf16", 12288, 4096), 77, WGMMA_TILE),  # a large weight
+        (Product("e4m3 e4m3 e4m3", 20480, 4096, False, "gelu", gated=True), 77, "wgmma_persistent"),
         (Product("e4m3 e4m3 fp16", 2304, 768, True), 1024, "wgmma_persistent"),
         (Product("e4m3 e4m3 fp16", 2304, 768, True), 4096, "wgmma_persistent"),
         (Product("e4m3 e4m3 fp16", 768, 768, True, layernorm=True), 4096, WITH_LAYERNORM),

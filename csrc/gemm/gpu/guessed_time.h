@@ -25,6 +25,12 @@ constexpr bool has_large_weight(const Product& p) {
   return (p.b == &formats::fp16 || p.b == &formats::bf16) && p.n * p.k >= kLargeWeight;
 }
 
+// Few rows by such a weight in E4M3, which comes from memory, not from L2: they take longer than kernels' lines say.
+// The lines' factors were chosen by the four products of T5-XXL's layers with 16 to 160 rows (H200).
+constexpr bool reads_large_e4m3(const Product& p) {
+  return p.a == DType::e4m3 && p.n * p.k >= kLargeWeight && p.m <= 192;
+}
+
 // Up to here cuBLASLt and wgmma_persistent were not measured product by product, wgmma_tile was in layers, which defer
 // their norms to the next product. By large weights cuBLASLt is the faster one from 65 rows on: with 77 to 118 rows of
 // 4096x4096, 4096x10240 and 12288x4096 (n x k, H200) it took 0.64 to 0.91 of the time of the best of ours. With a gate

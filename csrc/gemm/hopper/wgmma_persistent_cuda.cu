@@ -87,13 +87,18 @@ OwnGuess guess(const Gpu& gpu, const Product& p) {
   static constexpr TimeLine kLines[] = {{0, 2.80, 0.350, 0.323, 1.07, 0}, {1, 2.80, 0.325, 0.323, 1.07, 0}};
   static constexpr TimeLine kE4m3Lines[] = {{0, 1.41, 0.355, 1.24, 0.64, 0}, {1, 1.41, 0.338, 1.24, 0.64, 0}};
   static constexpr TimeLine kFewE4m3Lines[] = {{0, 1.878, 0.369, 0, 0.978, 0.59}, {1, 2.182, 0.401, 0, 0.949, 0.47}};
-  const int variant = p.n >= kPairsFrom && supports(gpu, 1, p) ? 1 : 0, blocks = PersistentShapes::kBlocks[variant];
+  constexpr double kLargeE4m3 = 1.45;  // with reads_large_e4m3
+  // By a large weight pairs are slower in one wave, and up to 128 rows.
+  const bool large = reads_large_e4m3(p);
+  const bool in_pairs = !large || (p.m > kTileM && over(p.m, kTileM) * over(p.n, kTileN) > gpu.sm_count);
+  const int variant = p.n >= kPairsFrom && in_pairs && supports(gpu, 1, p) ? 1 : 0,
+            blocks = PersistentShapes::kBlocks[variant];
   if (!supports(gpu, variant, p)) return {};
   const PersistentWork work = work_of(p, {}, gpu.sm_count, blocks);
   const double waves =
       static_cast<double>(over(work.whole, gpu.sm_count / blocks)) + (work.items > work.whole ? 0.5 : 0.0);
   const auto& lines = p.a != DType::e4m3 ? kLines : p.m > kFewRows ? kE4m3Lines : kFewE4m3Lines;
-  const double us = microseconds(lines[variant], waves, p);
+  const double us = microseconds(lines[variant], waves, p) * (large ? kLargeE4m3 : 1);
   return {variant, is_reading(gpu, p) ? std::max(us, 2.8 + reading_microseconds(gpu, p)) : us,
           p.a != DType::e4m3 && p.m <= few_rows_of(p)};
 }
