@@ -34,7 +34,7 @@ class Encoder {
 
   // out [rows_with_slack(output_rows), hidden]: those rows of the last hidden state (zeros for an empty sequence).
   // `hook`, where given, is called with every hidden state of all tokens on the way; then all rows are read.
-  // head [vocab, hidden]: out [rows_with_slack(output_rows), vocab] becomes the logits of these rows.
+  // head [vocab, hidden]: out [unread_rows_with_slack(output_rows), vocab] becomes the logits of these rows.
   // A batch in slots of a cache: its tokens follow those in the slots, which then hold them too. What is launched
   // depends on the batch's sizes alone: ids, slots and lengths are read on the device.
   void forward(Context<Device>& context, const Batch& batch, const Plan& plan, Workspace workspace, T* out,

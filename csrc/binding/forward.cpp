@@ -247,13 +247,14 @@ class ForwardOf : public Forward {
   at::TensorOptions options(at::ScalarType type) const { return at::TensorOptions().device(device_).dtype(type); }
   at::Tensor empty(at::IntArrayRef shape) const { return at::empty(shape, options(scalar_type_of(kDType<T>))); }
 
-  // Unrecorded: [rows_with_slack(output_rows), hidden or vocab].
+  // Unrecorded: as Encoder::forward has it.
   at::Tensor run_now(CallContext<Device>& call, const CheckedInput& input, size_t scratch, SharedPrefix<Device>* prefix,
                      const HiddenStateHook<T>& hook, const Linear<T>* head = nullptr) const {
     const ModelConfig& c = encoder_.config();
     Context<Device>& context = call.for_products(scratch);
     Batch batch = input.batch;
-    const at::Tensor out = empty({rows_with_slack<Device>(batch.output_rows()), head ? head->weight.n : c.hidden});
+    const at::Tensor out = head ? empty({unread_rows_with_slack<Device>(batch.output_rows()), head->weight.n})
+                                : empty({rows_with_slack<Device>(batch.output_rows()), c.hidden});
     const auto plan = encoder_.plan(context, batch, head);
     const auto take = [&](Workspace& from) -> Positions {
       if (prefix) prefix->take(from, batch);

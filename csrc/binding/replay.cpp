@@ -82,7 +82,7 @@ struct Replay<Device, T>::Recording {
   T* input = nullptr;  // [tokens, hidden] of a later stage
   Positions positions;
   Batch batch;
-  T* made = nullptr;  // [rows_with_slack(output_rows), hidden or vocab]
+  T* made = nullptr;  // as Encoder::forward has it
   void* gemm_workspace = nullptr;
   Plan plan;
   Workspace workspace;  // of the forward pass
@@ -120,7 +120,8 @@ struct Replay<Device, T>::Recording {
       batch.sequences.end_k = end_k;
     }
     gemm_workspace = all.take<char>(static_cast<int64_t>(context.gemm_workspace_bytes));
-    made = all.take<T>(rows_with_slack<Device>(batch.output_rows()) * (head ? head->weight.n : c.hidden));
+    made = all.take<T>(head ? unread_rows_with_slack<Device>(batch.output_rows()) * head->weight.n
+                            : rows_with_slack<Device>(batch.output_rows()) * c.hidden);
     plan = of.encoder_.plan(context, batch, head);
     workspace = Workspace(all.take<char>(static_cast<int64_t>(plan.bytes)), plan.bytes);
   }

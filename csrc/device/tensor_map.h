@@ -47,13 +47,6 @@ inline CUtensorMap tensor_map(const void* data, DType dtype, int64_t rows, int64
   return map;
 }
 
-// How many of the box_rows of a matrix's last box hold rows, in eights, for a map of its own: the accelerator takes two
-// or three times as long for a row beyond the edge as for one that it reads. A product of 77 x 4096 x 10240 in E4M3 by
-// boxes of 64 rows took 37 us, with a last one of 16 it takes 16 (H200).
-constexpr int rows_of_last_box(int64_t rows, int box_rows) {
-  return static_cast<int>(((rows - 1) % box_rows + 8) / 8 * 8);
-}
-
 // Pieces [count, steps] of `bytes` each, a multiple of 16 up to 2048, one behind the other, read in boxes of one step
 // of box_count of them; as they are, zeros beyond the last.
 inline CUtensorMap pieces_map(const void* data, int64_t count, int64_t steps, int64_t bytes, int box_count) {

@@ -81,7 +81,7 @@ struct Made {
 // scales of matrices, of an operand and of a result in E4M3 lie on the device and are known before the call: kernels
 // read them while the one ahead may still be at work. With a gate the result is [m, n / 2], and `out` has room behind
 // it for the [m, n] numbers of T that add_bias_gate reads where the product does not apply it. In one piece a and out
-// have room for kGemmRowSlack more rows.
+// have room for kGemmRowSlack more rows. On a GPU a always has memory for rows_in_tiles(m) rows.
 template <class Device, class T>
 Made<T> linear(Context<Device>& context, const Linear<T>& linear, const Edge<T>& a, int64_t m, const Ending<T>& wish,
                const Operand& out);

@@ -14,9 +14,15 @@ namespace ftbert {
 // (add_qkv_bias, product, softmax, product, transpose), which takes any head size.
 enum class AttentionPath { fused, general };
 
-// Rows that hidden states must have room for: products may compute a few more (kGemmRowSlack).
+// Rows that hidden states must have room for: products may compute a few more (kGemmRowSlack), and on a GPU read up to
+// the end of a tile, whose rows are a multiple of those that they compute.
 template <class Device>
 constexpr int64_t rows_with_slack(int64_t rows) {
+  return std::is_same_v<Device, Cuda> ? rows_in_tiles(rows) : rows + kGemmRowSlack<Device>;
+}
+// The same of results that no product reads.
+template <class Device>
+constexpr int64_t unread_rows_with_slack(int64_t rows) {
   return rows + kGemmRowSlack<Device>;
 }
 

@@ -37,7 +37,8 @@ Tensor int8_product_op(const Tensor& rows, const Tensor& weight, const Tensor& s
   run(rows.device(), dtype_of(dtype), [&]<class Device, class T>(Backend<Device, T>, CallContext<Device>& call) {
     const Ending<T> ending{.activation = of_cpu.activation, .gate = of_cpu.gate};
     Linear<T> w{{.format = &formats::int8, .n = n, .k = k, .scale = data<float>(scales)}, data<T>(bias)};
-    const Operand a{data<void>(rows), &formats::byte_rows};
+    const Tensor in_memory = in_tiles(rows);
+    const Operand a{data<void>(in_memory), &formats::byte_rows};
     if constexpr (std::is_same_v<Device, Cuda>) {
       Matrix checked = w.weight;
       check_product_exists(DeviceKind::cuda, call.context, kDType<T>, checked, data<float>(scales));

@@ -1,6 +1,7 @@
 // torch.ops.ftbert.*: matrix products.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/stack.h>
 
 #include "binding/define_op.h"
 #include "binding/packed_weight.h"
@@ -42,14 +43,12 @@ void run_product(Context<Device>& context, const Linear<T>& w, const Tensor& a, 
     product.before = norm;
     return !apart && is_one_kernel(context, w, product);
   };
-  Edge<T> from{Operand::of(data<T>(a))};
-  Tensor rows;
+  const Tensor rows = in_tiles(a);
+  Edge<T> from{Operand::of(data<T>(rows))};
   if (before && !sum.defined() && in_step({.bias = true, .activation = activation, .gate = gate}, Before::norm_rows)) {
     from.pending = before, wish.deferral.by = NormedBy::reader;
   } else if (before) {
-    rows = at::empty_like(a);
     add_bias_input_layernorm<Device, T>(context, data<T>(a), nullptr, nullptr, before, m, k, {.normed = data<T>(rows)});
-    from.rows = Operand::of(data<T>(rows));
   }
   ExchangedMoments moments{static_cast<uint64_t*>(said.mutable_data_ptr()), said.numel()};
   Residual<T> residual{.rows = m, .norm = after, .exchanged = &moments};
@@ -97,9 +96,8 @@ Tensor product_op(const Tensor& a, const Tensor& weight, const OptionalTensor& b
   const int64_t cols = gated ? n / 2 : n;
   const Tensor memory = at::empty({m * (gated ? cols + n : n)}, a.options());
   const Tensor out = memory.narrow(0, 0, m * cols).view({m, cols});
-  const Tensor both = residual ? at::empty({2, m, n}, a.options()) : Tensor();
-  const Tensor sum = residual ? both.select(0, 0) : Tensor(), normed = residual ? both.select(0, 1) : Tensor();
-  if (residual) sum.copy_(*residual);
+  const Tensor sum = residual ? in_tiles(*residual) : Tensor();
+  const Tensor normed = residual ? at::empty_like(sum) : Tensor();
   const Tensor said = at::empty({exchanged_moment_count(m)}, a.options().dtype(at::kLong));
   Around around{
       before, residual, after, {before, {}, eps, kind, offset, rounding}, {after, {}, eps, kind, offset, rounding},
@@ -118,7 +116,7 @@ Tensor product_op(const Tensor& a, const Tensor& weight, const OptionalTensor& b
     check_product_exists(context, w);
     run_product(context, w, a, act, gate, around, apart, out, sum, normed, said);
   });
-  return beside ? both : residual ? sum : out;
+  return beside ? at::stack({sum, normed}) : residual ? sum : out;
 }
 
 // A product by a variant of a kernel of ours; throws where there is none, or it cannot do the product. overlap as
@@ -167,9 +165,10 @@ Tensor linear_own(const Tensor& a, const Tensor& weight, const OptionalTensor& b
                                      .activation = parse_activation(activation),
                                      .gate = gate_of(gated, weight),
                                      .residual = residual.has_value()}};
+  const Tensor rows = in_tiles(a);
   Tensor out = residual ? residual->clone() : at::empty({m, product.epilogue.columns(n)}, a.options());
   run_variant(kernel, variant, a, product,
-              {.a = a.const_data_ptr(),
+              {.a = rows.const_data_ptr(),
                .b = stored.const_data_ptr(),
                .bias = data_or_none(bias),
                .c = out.mutable_data_ptr(),
@@ -199,7 +198,8 @@ Tensor linear_e4m3(const Tensor& a, const Tensor& a_scale, const Tensor& weight,
     check_product_exists(context, w);
     if constexpr (std::is_same_v<Device, Cuda>) {
       context.overlap = false;
-      const Operand from{data<void>(a), &formats::e4m3_tensor, data<float>(a_scale)};
+      const Tensor rows = in_tiles(a);
+      const Operand from{data<void>(rows), &formats::e4m3_tensor, data<float>(a_scale)};
       Tensor memory = at::empty({m * (gated ? cols + n : n)}, a.options().dtype(dtype));  // also for numbers of T
       Operand to{memory.mutable_data_ptr(), kFormat<T>};
       if (out_scale) to.format = &formats::e4m3_tensor, to.scale = data<float>(out_scale);
@@ -262,7 +262,8 @@ std::tuple<Tensor, Tensor, Tensor> linear_norm(const Tensor& a, const Tensor& we
   const auto made_if = [&](bool made, const at::TensorOptions& options) {
     return at::empty({made ? m : 0, n}, options);
   };
-  Tensor c = input.clone(), copy = made_if(copy_scale.has_value(), a.options());
+  const Tensor rows = in_tiles(a);
+  Tensor c = in_tiles(input), copy = made_if(copy_scale.has_value(), a.options());
   Tensor beside = made_if(keep_sum && !copy_scale, input.options());
   const DType type = dtype_of(input.scalar_type());
   const Product product{.m = m,
@@ -276,7 +277,7 @@ std::tuple<Tensor, Tensor, Tensor> linear_norm(const Tensor& a, const Tensor& we
                                      .after = keep_sum ? After::norm_beside : After::norm,
                                      .norm = norm.kind}};
   run_variant(keep_sum ? "wgmma_prenorm" : "wgmma_layernorm", variant, a, product,
-              {.a = a.const_data_ptr(),
+              {.a = rows.const_data_ptr(),
                .b = weight.const_data_ptr(),
                .bias = data_or_none(bias),
                .c = c.mutable_data_ptr(),

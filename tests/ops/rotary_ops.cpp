@@ -97,7 +97,8 @@ Tensor linear_turned_op(const Tensor& a, const Tensor& weight, const OptionalTen
                             .c = type,
                             .epilogue = {.bias = bias.has_value(), .heads = head_columns(h, words.rules<T>())}};
       FTBERT_CHECK(product.epilogue.heads, "products cannot norm and turn heads by these rules");
-      const ProductData at{.a = data<void>(a),
+      const Tensor rows = in_tiles(a);
+      const ProductData at{.a = data<void>(rows),
                            .b = data<void>(weight),
                            .bias = data<T>(bias),
                            .c = out.mutable_data_ptr(),

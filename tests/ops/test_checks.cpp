@@ -63,6 +63,17 @@ Operand byte_rows(const char* name, const Tensor& out, const OptionalTensor& smo
   return {out.data_ptr(), &formats::byte_rows, data<float>(smooth)};
 }
 
+Tensor in_tiles(const Tensor& a) {
+  if (a.is_cpu()) return a.clone();
+  constexpr int64_t kAligned = 256;
+  const int64_t size = a.element_size(), first = reinterpret_cast<intptr_t>(a.const_data_ptr()) % kAligned / size;
+  const Tensor memory = at::empty({rows_in_tiles(a.size(0)) * a.size(1) + kAligned / size}, a.options());
+  memory.view(at::kByte).fill_(0xff);  // NaN in every type of float
+  const Tensor made = memory.narrow(0, first, a.numel()).view(a.sizes());
+  made.copy_(a);
+  return made;
+}
+
 void operands(const Tensor& a, const Tensor& weight, const OptionalTensor& bias) {
   elements("a", a, 2);
   rank("weight", weight, 2);

@@ -18,6 +18,10 @@ void check_columns(const OptionalTensor& columns, const Tensor& cu_seqlens, int6
 Operand byte_rows(const char* name, const Tensor& out, const OptionalTensor& smooth, const Tensor& like, int64_t rows,
                   int64_t cols);
 
+// A copy of a [m, k] at an address like its own, on a GPU with NaN in the rows behind it up to the end of a tile
+// (gemm/product.h).
+Tensor in_tiles(const Tensor& a);
+
 // Of a product: a [m, k], weight [n, k], n and k not 0; bias [n].
 void operands(const Tensor& a, const Tensor& weight, const OptionalTensor& bias);
 

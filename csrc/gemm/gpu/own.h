@@ -48,7 +48,8 @@ struct MomentData {
   RowMoments moments;  // which a product behind a norm clears, and one ahead adds those of its sum to
 };
 
-// Where a product's operands lie, all aligned to 16 bytes; shapes as in Product.
+// Where a product's operands lie, all aligned to 16 bytes; shapes as in Product. Of a, and of c where it is a residual
+// that a norm follows, memory for rows_in_tiles(m) rows is there.
 struct ProductData {
   const void* a = nullptr;
   const void* b = nullptr;

@@ -4,8 +4,8 @@
 #include <span>
 
 #include "core/check.h"
-#include "device/tensor_map.h"
 #include "gemm/gpu/guessed_time.h"
+#include "gemm/hopper/rows_map.h"
 #include "gemm/hopper/wgmma_norm.cuh"
 
 namespace ftbert {
@@ -39,9 +39,9 @@ void launch_norm(const Context<Cuda>& context, const Product& p, const ProductDa
     work.rows = p.m;
   }
   Maps maps;
-  maps.a = tensor_map(data.a, p.a, p.m, p.k, Shape::kTileM);
+  maps.a = rows_map(p, data, Shape::kTileM);
   maps.b = tensor_map(data.b, p.b->numbers, p.n, p.k, Shape::kTileN);
-  maps.in = tensor_map(data.c, p.c, p.m, p.n, Shape::kTileM);
+  maps.in = tensor_map(data.c, p.c, rows_in_tiles(p.m), p.n, Shape::kTileM);
   maps.out = tensor_map(data.c, p.c, p.m, p.n, 16);
   if constexpr (Maps::kKeepSum)
     maps.copy = data.copy_scale ? maps.out : tensor_map(data.copy, p.c, p.m, p.n, 16);  // of E4M3 none is used

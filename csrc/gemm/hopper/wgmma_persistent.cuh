@@ -19,13 +19,13 @@
 #include "device/mma.cuh"
 #include "device/named_barrier.cuh"
 #include "device/ring.cuh"
-#include "device/tensor_map.h"
 #include "device/tma.cuh"
 #include "device/vector.cuh"
 #include "device/wgmma.cuh"
 #include "gemm/gpu/endings/store.cuh"
 #include "gemm/gpu/guessed_time.h"
 #include "gemm/gpu/own.h"
+#include "gemm/hopper/rows_map.h"
 
 namespace ftbert {
 namespace {
@@ -312,9 +312,9 @@ void launch_persistent(const Context<Cuda>& context, const char* name, int varia
     constexpr int kBlocks = decltype(shape)::kBlocks;
     const PersistentWork work = work_of(p, data, context.sm_count, kBlocks);
     launch_overlapped(context, name, wgmma_persistent_kernel<A, kBlocks, Ending>, work.at_once * kBlocks, kThreads,
-                      PersistentMemory<A>::kBytes, kBlocks, tensor_map(data.a, p.a, p.m, p.k, kTileM / kBlocks),
-                      tensor_map(data.a, p.a, p.m, p.k, kTileM / 2 / kBlocks),
-                      tensor_map(data.b, p.b->numbers, p.n, p.k, kTileN), work, arguments);
+                      PersistentMemory<A>::kBytes, kBlocks, rows_map(p, data, kTileM / kBlocks),
+                      rows_map(p, data, kTileM / 2 / kBlocks), tensor_map(data.b, p.b->numbers, p.n, p.k, kTileN), work,
+                      arguments);
   });
 }
 

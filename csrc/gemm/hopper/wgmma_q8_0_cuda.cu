@@ -4,6 +4,7 @@
 #include "core/check.h"
 #include "gemm/gpu/guessed_time.h"
 #include "gemm/gpu/own.h"
+#include "gemm/hopper/rows_map.h"
 #include "gemm/hopper/wgmma_q8_0.cuh"
 
 namespace ftbert {
@@ -35,7 +36,7 @@ void launch(const Context<Cuda>& context, const Product& p, const ProductData& d
                        .k = static_cast<int>(p.k)};
   launch_overlapped(context, "kernel wgmma_q8_0", wgmma_q8_0_kernel<E, Shape>,
                     static_cast<unsigned>(std::min<int64_t>(tiles, context.sm_count * Shape::kBlocks)), Shape::kThreads,
-                    size_t{Shape::kBytes}, 1, tensor_map(data.a, p.a, p.m, p.k, Shape::kTokens),
+                    size_t{Shape::kBytes}, 1, rows_map(p, data, Shape::kTokens),
                     pieces_map(data.b, p.n / 8, steps, kQ8Numbers, Shape::kRows / 8),
                     pieces_map(q8_0_scales(data.b, p.n, p.k), p.n / 8, steps, kQ8Scales, Shape::kRows / 8), work);
 }

@@ -23,13 +23,13 @@
 #include "device/mma.cuh"
 #include "device/named_barrier.cuh"
 #include "device/ring.cuh"
-#include "device/tensor_map.h"
 #include "device/tma.cuh"
 #include "device/vector.cuh"
 #include "device/wgmma.cuh"
 #include "gemm/gpu/endings/store.cuh"
 #include "gemm/gpu/guessed_time.h"
 #include "gemm/gpu/own.h"
+#include "gemm/hopper/rows_map.h"
 
 namespace ftbert {
 namespace {
@@ -66,7 +66,8 @@ struct TileShape {
   static_assert(kBytes <= 227 * 1024);
 };
 
-// The product's sizes: of A [m, k], B [n, k], sums [m, n]. A comes in boxes of 64 rows, the last one of last_rows.
+// The product's sizes: of A [m, k], B [n, k], sums [m, n]. A comes in boxes of 64 rows, the last one of last_rows, no
+// more eights than there are: with whole boxes 77 x 4096 x 10240 in E4M3 took 16.6 us, with these 14.8 (H200).
 // rows_first: blocks of the same rows of B come one behind the other, else those of the same rows of A.
 struct TileWork {
   int64_t m;
@@ -245,9 +246,9 @@ void launch_tile(const Context<Cuda>& context, const char* name, const Product& 
   // rows up to 1.20; where blocks divide k 0.94 to 1.08 (H200).
   const bool rows_first = Shape::kSplit == 1 && columns < 65536 && (p.m <= 768 || (p.m <= kFewRows && p.k <= p.n));
   const dim3 grid((rows_first ? rows : columns) * Shape::kSplit, rows_first ? columns : rows);
-  const int last_rows = rows_of_last_box(p.m, 64);
+  const int last_rows = static_cast<int>(((p.m - 1) % 64 + 8) / 8 * 8);
   launch_overlapped(context, name, wgmma_tile_kernel<A, Shape, Ending>, grid, Shape::kThreads, kBytes, Shape::kSplit,
-                    tensor_map(data.a, p.a, p.m, p.k, 64), tensor_map(data.a, p.a, p.m, p.k, last_rows),
+                    rows_map(p, data, 64), rows_map(p, data, last_rows),
                     tensor_map(data.b, p.b->numbers, p.n, p.k, Shape::kTileN),
                     TileWork{p.m, static_cast<int>(p.n), static_cast<int>(p.k), last_rows, rows_first}, arguments);
 }

@@ -30,8 +30,8 @@ class Recording {
   virtual double microseconds() = 0;
 };
 
-// Measures one product on one device. Pointers are device memory of the caller, 256-byte aligned; calls are made on a
-// stream of its own and return when the GPU is done. Throws Error.
+// Measures one product on one device. Pointers are device memory of the caller, 256-byte aligned, a with room for
+// rows_in_tiles(m) rows; calls are made on a stream of its own and return when the GPU is done. Throws Error.
 class Tuner {
  public:
   virtual ~Tuner() = default;

@@ -82,7 +82,9 @@ class DeviceTuner : public Tuner {
   }
 
   int64_t c_bytes() const override {
-    if (with_norm()) return (2 + keeps_sum()) * round_up(c_size()) + 8 * exchanged_moment_count(product().m);
+    if (with_norm())
+      return std::max((2 + keeps_sum()) * round_up(c_size()) + 8 * exchanged_moment_count(product().m),
+                      rows_in_tiles(product().m) * c_columns() * bytes_of(product().c));
     if (product().c != stream()) return 2 * c_size();  // of the neighbour's numbers
     return gated() ? round_up(c_size()) + size_of(product().n) : c_size();
   }
