@@ -15,6 +15,7 @@ from compare import assert_close
 from conftest import make_bert
 from families import LAYERED, SIZES, WIDE, make_model, make_wide
 from own_kernels import tile_kernel
+from streams import sums, tilt
 
 import ftbert
 from ftbert.tuning import Product, Row, gemm_table
@@ -136,20 +137,6 @@ def check_error(load: Load, reference: Any, dtype: torch.dtype = HALF, what: str
     results = [load(reference, dtype, deferred).forward_packed(*call).double() for deferred in (True, False)]
     deferred, plain = ((result - exact).square().mean().sqrt().item() for result in results)
     assert deferred <= 1.5 * plain, f"{what}: rms error {deferred:.2g}, with LayerNorms {plain:.2g}"
-
-
-def sums(reference: Any) -> list[Any]:
-    """The linear layers whose results are added to the stream."""
-    ends = (".output.dense", ".o_proj", ".down_proj", ".Wo")
-    return [module for name, module in reference.named_modules() if name.endswith(ends)]
-
-
-def tilt(reference: Any, by: float) -> None:
-    """Gives each row of the stream a mean of its own."""
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for linear in sums(reference):
-            linear.weight += torch.randn(linear.in_features, generator=generator) * (by / linear.in_features**0.5)
 
 
 def test_a_mean_far_from_zero(load: Load) -> None:

@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import io
 import pickle
-import warnings
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import VOCAB_WORDS, Place
-from families import make_model
+from conftest import Place
+from fp8_models import FAMILIES, make_folder, quiet  # noqa: F401
 from own_kernels import multiplies
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 import ftbert
 from ftbert.dtypes import FP8
-from ftbert.quantization import cache, quantize
+from ftbert.quantization import quantize
 
-FAMILIES: dict[str, dict[str, Any]] = {
-    "bert": {},
-    "modernbert": {},
-    "qwen3": {"num_key_value_heads": 2, "head_dim": 32},
-}
 WORDS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
@@ -35,27 +27,6 @@ def ada(place: Place) -> Place:
     if place.device == "cpu" or place.dtype == torch.float32 or not multiplies("e4m3"):
         pytest.skip("for 16-bit streams on GPUs from 8.9 on")
     return place
-
-
-@pytest.fixture(autouse=True)
-def quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No words on calibration, no look at what 8 bits cost random weights, and a cache of the test's own."""
-    monkeypatch.setenv("FTBERT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(cache, "quantize", partial(quantize, any_loss=True))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-def make_folder(family: str, task: str, dtype: torch.dtype, folder: Path) -> Path:
-    """A random model stored in `dtype`, with a tokenizer."""
-    from transformers import BertTokenizerFast
-
-    sizes = {"vocab_size": 120, "hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 256}
-    make_model(family, task, 0, **sizes | FAMILIES[family]).to(dtype).save_pretrained(folder)
-    (folder / "vocab.txt").write_text("\n".join(VOCAB_WORDS) + "\n", encoding="utf-8")
-    BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
-    return folder
 
 
 _MADE: dict[tuple[str, torch.dtype], tuple[Path, Path]] = {}

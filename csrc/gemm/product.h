@@ -162,12 +162,14 @@ inline const half_t* q8_0_scales(const Matrix& matrix) { return q8_0_scales(matr
 
 // What gammas, betas and biases of the norms on both sides of a product make of it, float [n] on the device: of a
 // product behind a norm by moments, and of one ahead (gpu/deferred_norm.h). They are made at load (layers/prepared.h).
+// With a weight in E4M3 `scale` is what the sums are multiplied by first, else nullptr.
 struct CorrectionVectors {
-  const float *add = nullptr, *slope = nullptr;
+  const float *add = nullptr, *slope = nullptr, *scale = nullptr;
 };
 struct SumVectors {
-  const float *add = nullptr, *gamma = nullptr;
-  const float* unscale = nullptr;  // one
+  const float *add = nullptr, *gamma = nullptr, *scale = nullptr;
+  const float* unscale = nullptr;     // one
+  const float* copy_scale = nullptr;  // one, of the copy in E4M3 that the next product reads; nullptr: it reads 16 bits
 };
 
 // A matrix and its bias; T is the residual stream's type.

@@ -88,6 +88,7 @@ struct Sentence {
   int64_t rows;  // that are computed
   Made<T> made = {};
   bool in_step = false, cached = false;  // as in PlanKey
+  const T* to_quantise = nullptr;        // c, from which a kernel makes what the next product reads
 };
 
 template <class T>
@@ -126,14 +127,20 @@ std::optional<Sentence<T>> with_residual(const Linear<T>& weights, const Operand
     const SumVectors& vectors = read ? weights.ahead_of_norm : weights.unread;
     const Product product = product_of(weights, m, a, kDType<T>, epilogue);
     Sentence<T> made{product, data_of(product, weights, a, c), m};
+    if (scaled && product.a != DType::e4m3)
+      made.to_quantise = c;
+    else if (scaled)
+      made.data.copy = to.copy.scaled_e4m3(), made.data.copy_scale = to.copy.scale;
     made.data.by_moments = {.add = vectors.add,
+                            .scale = vectors.scale,
                             .gamma = vectors.gamma,
                             .pending = pending_on(stream),
                             .residual = stream.rows.data,
                             .moments = deferral.moments};
     made.made.added = true;
-    made.made.rows = read ? Edge<T>{Operand::of(c), norm, deferral.moments, vectors.gamma, vectors.unscale}
-                          : Edge<T>{Operand::of(to.sum ? x : c), norm};
+    made.made.rows =
+        read ? Edge<T>{scaled ? to.copy : Operand::of(c), norm, deferral.moments, vectors.gamma, vectors.unscale}
+             : Edge<T>{Operand::of(to.sum ? x : c), norm};
     return made;
   }
   const Product product = product_of(weights, m, a, kDType<T>, epilogue);
@@ -152,12 +159,17 @@ std::optional<Sentence<T>> with_norm_or_heads(const Linear<T>& weights, const Ed
   if (by == NormedBy::kernels && (!wish.heads || weights.weight.format->block > 0 ||
                                   m > kMostElements / std::max(weights.weight.n, weights.weight.k)))
     return {};
-  const Product product = product_of(weights, m, a.rows, kDType<T>, epilogue);
-  Sentence<T> made{product, data_of(product, weights, a.rows, out.template as<T>()), m, {{out}}};
+  const bool narrow = out.scaled() && weights.weight.format->numbers == DType::e4m3;
+  const Operand to = out.scaled() && !narrow ? Operand::of(static_cast<T*>(out.data)) : out;
+  const Product product = product_of(weights, m, a.rows, to.dtype(), epilogue);
+  void* const c = narrow ? static_cast<void*>(to.scaled_e4m3()) : to.template as<T>();
+  Sentence<T> made{product, data_of(product, weights, a.rows, c), m, {{to}}};
   if (by == NormedBy::moments) {
     made.product.before = Before::norm_by_moments;
+    made.data.c_scale = to.scale;
     made.data.by_moments = {.add = weights.behind_norm.add,
                             .slope = weights.behind_norm.slope,
+                            .scale = weights.behind_norm.scale,
                             .pending = pending_on(a),
                             .moments = wish.deferral.moments};
   } else if (by == NormedBy::reader) {
@@ -273,6 +285,8 @@ Made<T> linear(Context<Device>& context, const Linear<T>& weights, const Edge<T>
                             : with_norm_or_heads(weights, a, m, rows, wish, out);
     if (whole && run_whole(context, *whole)) {
       if (whole->product.epilogue.normed()) ++wish.residual->exchanged->turn;
+      if (whole->to_quantise)
+        quantise<Device, T>(context, whole->to_quantise, m, weights.weight.n, whole->made.rows.rows);
       return whole->made;
     }
     FTBERT_CHECK(!whole || wish.deferral.by == NormedBy::kernels, "a norm was left to a product of ",

@@ -112,12 +112,15 @@ void LayerStack<Device, T>::add_convolved(Context<Device>& context, int64_t rows
 }
 
 template <class Device, class T>
-void LayerStack<Device, T>::settle(Context<Device>& context, int64_t rows, const Stream<Device, T>& stream) const {
-  const bool of_stream = static_cast<bool>(stream.sum.pending);
-  const Norm<T>& norm = of_stream ? stream.sum.pending : stream.next.pending;
+void LayerStack<Device, T>::settle(Context<Device>& context, int64_t rows, int64_t layers,
+                                   const Stream<Device, T>& stream) const {
   const T* const x = stream.sum.rows.template as<T>();
-  of_stream ? norm_rows(context, x, norm, rows, {.normed = stream.x})
-            : norm_rows(context, x, norm, rows, {.copy = Operand::of(stream.normed)});
+  if (!stream.sum.pending)
+    return norm_rows(context, x, stream.next.pending, rows, {.copy = Operand::of(stream.normed)});
+  const Stream<Device, T> settled{.x = stream.x, .normed = stream.normed};
+  norm_rows(context, x, stream.sum.pending, rows,
+            {.normed = stream.x,
+             .copy = layers < config_.depth() ? settled.read_apart(weights_.layers[layers].qkv, {}) : Operand()});
 }
 
 template <class Device, class T>
@@ -155,7 +158,7 @@ void LayerStack<Device, T>::run(Context<Device>& context, const Batch& batch, co
     for (size_t r = 0; apart && i + 1 == config_.depth() && r < runs.size(); ++r)
       norm_rows(context, streams[r].x, weights_.final_norm, runs[r].tokens, {.normed = streams[r].x});
   }
-  if (by != NormedBy::kernels) settle(context, batch.tokens(), streams.front());
+  if (by != NormedBy::kernels) settle(context, batch.tokens(), layers, streams.front());
 }
 
 #define FTBERT_INSTANTIATE(D, T) template class LayerStack<D, T>;

@@ -60,8 +60,9 @@ class LayerStack {
                 const LayerBuffers<T>& b) const;
   void add_convolved(Context<Device>& context, int64_t rows, const Stream<Device, T>& stream,
                      const LayerBuffers<T>& b) const;
-  // Behind the last layer that runs: the norm that no product has done.
-  void settle(Context<Device>& context, int64_t rows, const Stream<Device, T>& stream) const;
+  // Behind the last of `layers`, which run: the norm that no product has done, also as the next layer wishes to read
+  // it.
+  void settle(Context<Device>& context, int64_t rows, int64_t layers, const Stream<Device, T>& stream) const;
 
   const ModelConfig& config_;
   const Weights<T>& weights_;

@@ -26,9 +26,10 @@ Weights<T> with_position_products(const Context<Device>& context, const ModelCon
 // Up to how many tokens of a call the norms of a model are deferred; 0: never. $FTBERT_DEFERRED_NORM, read when a model
 // is prepared: "off" (0), "on", or another number; Error for other words.
 struct DeferralLimits {
-  int64_t by_reader = 0;   // with a cache: where each layer has norms before its blocks alone
-  int64_t by_moments = 0;  // where each has LayerNorms with a beta behind its sums, or norms before its blocks
-  std::vector<bool> pays;  // by moments, by gemm_rows; empty: $FTBERT_DEFERRED_NORM asks for it, paying or not
+  int64_t by_reader = 0;      // with a cache: where each layer has norms before its blocks alone
+  int64_t by_moments = 0;     // where each has LayerNorms with a beta behind its sums, or norms before its blocks
+  std::vector<bool> pays;     // by moments, by gemm_rows; empty: $FTBERT_DEFERRED_NORM asks for it, paying or not
+  std::vector<size_t> kinds;  // of layers, by moments: the first of each
   std::string refusal = "only 16-bit elements on a GPU";  // why there are none by moments
 };
 
@@ -43,8 +44,8 @@ DeferralLimits prepare(const Context<Cuda>& context, const ModelConfig& config, 
                        const AllocateFloats& allocate);
 
 // Who norms the rows of a call of so many tokens: the same at all edges of its layers, since no mixture was measured.
-// By moments where plans choose kernels that do so for all four products of the first layer, whose shapes are the
-// others', and that pays (gemm/gpu/own.h).
+// By moments where plans choose kernels that do so for all four products of each kind of layer, and that pays
+// (gemm/gpu/own.h).
 template <class Device, class T>
 NormedBy normed_by(const Context<Device>&, const DeferralLimits&, const Weights<T>&, int64_t, bool) {
   return NormedBy::kernels;

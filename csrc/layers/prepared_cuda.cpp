@@ -34,6 +34,33 @@ std::optional<int64_t> asked_deferred_tokens() {
 // Up to how many tokens norms are deferred by moments, from which on norm kernels are faster.
 int64_t most_deferred_tokens() { return asked_deferred_tokens().value_or(kMostDeferred); }
 
+template <class T>
+bool in_e4m3(const Linear<T>& linear) {
+  return linear.weight.format->numbers == DType::e4m3;
+}
+template <class T>
+bool any_in_e4m3(const Layer<T>& layer) {
+  return in_e4m3(layer.qkv) || in_e4m3(layer.out) || in_e4m3(layer.up) || in_e4m3(layer.down);
+}
+
+// Of a layer whose norms are deferred by moments: qkv, out, up, down.
+template <class T>
+std::array<Product, 4> deferring_products(const Layer<T>& layer, int64_t rows) {
+  const After after = layer.config.norm_place == NormPlace::pre ? After::moments_beside : After::moments;
+  const FeedForwardConfig& ffn = layer.config.ffn;
+  const Gate gate = ffn.gated ? Gate::pairs : Gate::none;
+  const Epilogue ahead{.bias = true, .residual = true, .after = after};
+  const auto product = [&](const Linear<T>& linear, DType c, const Epilogue& epilogue) {
+    return product_of(linear, rows, wished_by<T>(linear, nullptr), c, epilogue);
+  };
+  std::array products{product(layer.qkv, kDType<T>, {.bias = true}), product(layer.out, kDType<T>, ahead),
+                      product(layer.up, in_e4m3(layer.up) && in_e4m3(layer.down) ? DType::e4m3 : kDType<T>,
+                              {.bias = true, .activation = ffn.activation, .gate = gate}),
+                      product(layer.down, kDType<T>, ahead)};
+  products[0].before = products[2].before = Before::norm_by_moments;
+  return products;
+}
+
 // Why the norms of a layer cannot be deferred, or "". first: it is the model's first.
 template <class T>
 std::string refusal(const Layer<T>& layer, bool first) {
@@ -46,7 +73,7 @@ std::string refusal(const Layer<T>& layer, bool first) {
   return "";
 }
 
-// Products are chosen for one layer and run in all.
+// Products are chosen for one layer and run in all whose matrices are stored alike.
 bool differ(const LayerConfig& one, const LayerConfig& other) {
   return one.attention.heads.width() != other.attention.heads.width() ||
          one.attention.heads.kv_width() != other.attention.heads.kv_width() || one.ffn.inter != other.ffn.inter ||
@@ -65,6 +92,10 @@ std::string refusal(const Context<Cuda>& context, const ModelConfig& c, const We
     if (const std::string why_not = refusal(layer, &layer == &weights.layers.front()); !why_not.empty()) return why_not;
   const LayerConfig& first = c.layers.front();
   if (first.norm_place == NormPlace::post && weights.final_norm) return "a norm follows the last layer's";
+  const bool scaled = std::any_of(weights.layers.begin(), weights.layers.end(), any_in_e4m3<T>);
+  if (scaled && first.norm_place == NormPlace::pre) return "sums that no norm precedes have no known scale in e4m3";
+  if (scaled && !weights.embedding_norm.is_layernorm_with_beta())
+    return "no LayerNorm with gamma and beta precedes the first layer";
   if (c.hidden > kMostColumns) return "hidden is more than " + std::to_string(kMostColumns);
   for (const LayerConfig& layer : c.layers)
     if (differ(layer, first)) return "its layers differ";
@@ -73,16 +104,15 @@ std::string refusal(const Context<Cuda>& context, const ModelConfig& c, const We
       return "hidden and inter must be multiples of 8";
     for (const Linear<T>* linear : {&layer.qkv, &layer.out, &layer.up, &layer.down}) {
       const Matrix& weight = linear->weight;
-      if (weight.format != kFormat<T> || linear->input)
+      if (weight.format != kFormat<T> && !in_e4m3(*linear))
         return "a matrix is stored as " + std::string(weight.format->name) + " or has scales";
       for (const void* pointer : {weight.data, static_cast<const void*>(linear->bias)})
         if (!weight.data || reinterpret_cast<uintptr_t>(pointer) % 16 != 0)
           return "a weight is missing or does not begin at 16 bytes";
     }
   }
-  Product behind = product_of(weights.layers.front().up, most_deferred_tokens(), {.bias = true});
-  behind.before = Before::norm_by_moments;
-  if (!has_kernel(context, behind)) return "this GPU and this build have no kernel for products behind them";
+  if (!has_kernel(context, deferring_products(weights.layers.front(), most_deferred_tokens()).front()))
+    return "this GPU and this build have no kernel for products behind them";
   return "";
 }
 
@@ -121,20 +151,34 @@ int64_t most_by_reader(const Context<Cuda>& context, const ModelConfig& config, 
 template <class T>
 void set_vectors(const Context<Cuda>& context, Weights<T>& weights, const AllocateFloats& allocate) {
   const bool keep_sum = weights.layers.front().config.norm_place == NormPlace::pre;
+  const auto scales = [&](const Linear<T>& linear, const float* input) -> const float* {
+    if (!in_e4m3(linear)) return nullptr;
+    float* const made = allocate(linear.weight.n);
+    make_product_scales(context, linear.weight, input, made);
+    return made;
+  };
   // left: by the sum on which a norm is pending; beta: of that norm.
   const auto correction = [&](const Linear<T>& linear, const SumVectors& left, const T* beta) {
     const Matrix& w = linear.weight;
     float *const add = allocate(w.n), *const slope = allocate(w.n);
-    make_correction_vectors(context, kDType<T>, w.data, linear.bias, left.gamma, beta, w.n, w.k, add, slope);
-    return CorrectionVectors{add, slope};
+    make_correction_vectors(context, kDType<T>, w, linear.bias, left.gamma, beta, add, slope);
+    return CorrectionVectors{add, slope, scales(linear, left.copy_scale ? left.copy_scale : linear.input)};
   };
-  // beta: of the norm that is pending on the residual; next: the one that follows.
-  const auto sum = [&](const Linear<T>& linear, const T* beta, const Norm<T>& next) {
+  // pending: on the residual; next: the one that follows, for the product `reader`, nullptr: nobody.
+  const auto sum = [&](const Linear<T>& linear, const Norm<T>& pending, const Norm<T>& next, const Linear<T>* reader) {
     const int64_t n = linear.weight.n;
     float *const add = allocate(n), *const gamma = allocate(n), *const unscale = allocate(1);
-    make_sum_vectors(context, kDType<T>, linear.bias, keep_sum ? nullptr : beta, next.gamma, next.offset, keep_sum, n,
-                     add, gamma, unscale);
-    return SumVectors{add, gamma, unscale};
+    make_sum_vectors(context, kDType<T>, linear.bias, keep_sum ? nullptr : pending.beta, next.gamma, next.offset,
+                     keep_sum, n, add, gamma, unscale);
+    SumVectors made{.add = add, .gamma = gamma, .scale = scales(linear, linear.input), .unscale = unscale};
+    if (reader && in_e4m3(*reader)) {
+      float* const scale = allocate(1);
+      const Norm<T>& of_residual = pending ? pending : weights.embedding_norm;
+      make_copy_scale(context, kDType<T>, of_residual.gamma, of_residual.beta, linear.weight, linear.input,
+                      reader->input, unscale, scale);
+      made.copy_scale = scale;
+    }
+    return made;
   };
   const Norm<T> kernel;  // what follows the last sum
   SumVectors left{};
@@ -147,26 +191,13 @@ void set_vectors(const Context<Cuda>& context, Weights<T>& weights, const Alloca
                                 : last    ? kernel
                                           : weights.layers[i + 1].attention_norms.before;
     layer.qkv.behind_norm = correction(layer.qkv, left, pending.beta);
-    layer.out.ahead_of_norm = sum(layer.out, pending.beta, behind_attention);
+    layer.out.ahead_of_norm = sum(layer.out, pending, behind_attention, &layer.up);
     layer.up.behind_norm = correction(layer.up, layer.out.ahead_of_norm, behind_attention.beta);
-    layer.down.ahead_of_norm = sum(layer.down, behind_attention.beta, behind_ffn);
-    layer.down.unread = sum(layer.down, behind_attention.beta, kernel);
+    layer.down.ahead_of_norm =
+        sum(layer.down, behind_attention, behind_ffn, last ? nullptr : &weights.layers[i + 1].qkv);
+    layer.down.unread = sum(layer.down, behind_attention, kernel, nullptr);
     left = layer.down.ahead_of_norm, pending = behind_ffn;
   }
-}
-
-// Of a layer whose norms are deferred by moments: qkv, out, up, down.
-template <class T>
-std::array<Product, 4> deferring_products(const Layer<T>& layer, int64_t rows) {
-  const After after = layer.config.norm_place == NormPlace::pre ? After::moments_beside : After::moments;
-  const FeedForwardConfig& ffn = layer.config.ffn;
-  const Gate gate = ffn.gated ? Gate::pairs : Gate::none;
-  const Epilogue ahead{.bias = true, .residual = true, .after = after};
-  std::array products{product_of(layer.qkv, rows, {.bias = true}), product_of(layer.out, rows, ahead),
-                      product_of(layer.up, rows, {.bias = true, .activation = ffn.activation, .gate = gate}),
-                      product_of(layer.down, rows, ahead)};
-  products[0].before = products[2].before = Before::norm_by_moments;
-  return products;
 }
 
 template <class T>
@@ -174,10 +205,25 @@ bool by_moments(const Context<Cuda>& context, const DeferralLimits& limits, cons
   if (tokens == 0 || tokens > limits.by_moments) return false;
   const int64_t rows = gemm_rows(context, tokens);
   if (!limits.pays.empty() && !limits.pays[rows]) return false;
-  const Layer<T>& layer = weights.layers.front();
-  const auto [qkv, out, up, down] = deferring_products(layer, rows);
-  return is_one_kernel(context, layer.qkv, qkv) && is_one_kernel(context, layer.out, out) &&
-         is_one_kernel(context, layer.up, up) && is_one_kernel(context, layer.down, down);
+  return std::all_of(limits.kinds.begin(), limits.kinds.end(), [&](size_t i) {
+    const Layer<T>& layer = weights.layers[i];
+    const auto [qkv, out, up, down] = deferring_products(layer, rows);
+    return is_one_kernel(context, layer.qkv, qkv) && is_one_kernel(context, layer.out, out) &&
+           is_one_kernel(context, layer.up, up) && is_one_kernel(context, layer.down, down);
+  });
+}
+
+// The first of each kind of layers whose matrices are stored alike.
+template <class T>
+std::vector<size_t> kinds_of(const std::vector<Layer<T>>& layers) {
+  std::vector<size_t> kinds;
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const auto products = deferring_products(layers[i], 1);
+    if (std::none_of(kinds.begin(), kinds.end(),
+                     [&](size_t k) { return deferring_products(layers[k], 1) == products; }))
+      kinds.push_back(i);
+  }
+  return kinds;
 }
 
 // For each number of rows that calls of up to `tokens` tokens have: whether deferring is guessed to pay.
@@ -203,6 +249,7 @@ DeferralLimits prepare(const Context<Cuda>& context, const ModelConfig& config, 
     limits.refusal = refusal(context, config, weights, path);
     if (!limits.refusal.empty()) return limits;
     limits.by_moments = most_deferred_tokens();
+    limits.kinds = kinds_of(weights.layers);
     if (!asked_deferred_tokens())
       limits.pays = deferring_pays_by_rows(context, weights.layers.front(), limits.by_moments);
     set_vectors(context, weights, allocate);

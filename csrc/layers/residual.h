@@ -86,12 +86,14 @@ void project_and_leave(Context<Device>& context, const BlockEnd<T>& end, const O
     residual.to = {.sum = stream.x, .copy = Operand::of(stream.normed)};
   else
     residual.to.normed = stream.x;
-  const Edge<T> left =
-      linear(context, end.product, {a}, m, {.residual = &residual, .deferral = stream.deferral(end.block, true)},
-             Operand::of(b.projected))
-          .rows;
-  stream.next = left;
-  stream.sum = end.keep_sum ? Edge<T>{Operand::of(stream.x), end.after} : left;
+  if (const float* scale = end.product.ahead_of_norm.copy_scale; scale && end.read_on)
+    residual.to.copy = {stream.normed, &formats::e4m3_tensor, scale};
+  stream.next = linear(context, end.product, {a}, m,
+                       {.residual = &residual, .deferral = stream.deferral(end.block, true)}, Operand::of(b.projected))
+                    .rows;
+  stream.sum = stream.next;
+  stream.sum.rows = Operand::of(b.projected);
+  if (end.keep_sum) stream.sum = {Operand::of(stream.x), end.after};
 }
 
 // stream = after(stream + result(a @ product^T + bias)), and before_next(stream) as `next` reads it. a [chunk.computed,

@@ -40,6 +40,7 @@ struct PendingNorm {
 struct MomentData {
   const float* add = nullptr;    // [n], holds the bias
   const float* slope = nullptr;  // [n], with Before::norm_by_moments
+  const float* scale = nullptr;  // [n], of operands in E4M3, in place of their scales
   const float* gamma = nullptr;  // [n], of the norm behind the residual sum
   PendingNorm pending;           // on a, or with a residual on that
   // [m, n]; with After::moments_beside it becomes the sum. It and its moments are read before the kernel ahead has
@@ -65,7 +66,7 @@ struct ProductData {
   // Before::norm_rows: of vectors [k]. After::norm and norm_beside: of vectors [n], and what contained_norm.h says.
   Norm<void> norm = {};
   // [m, n], the norm: with After::norm_beside. In c's type; or, of a product of E4M3, with a scale in E4M3, and then
-  // with After::norm too, beside c.
+  // with After::norm too, beside c. With After::moments of such a product: c in E4M3, if anybody reads it.
   void* copy = nullptr;
   const float* copy_scale = nullptr;  // one
   ExchangedMoments moments = {};
@@ -188,7 +189,8 @@ void run_own(const Context<Cuda>& context, const OwnChoice& own, const Product& 
 OwnChoice guess_product(const Gpu& gpu, const Product& product);
 
 // Whether products that defer norms by moments, those of a layer, take less than the same products alone and the norm
-// kernels behind two of them, as guessed. On Hopper they do for as many tokens as norms are deferred of at most.
+// kernels behind two of them, as guessed. On Hopper those of 16 bits do for as many tokens as norms are deferred of at
+// most.
 bool deferring_pays(const Gpu& gpu, std::span<const Product> layer);
 
 // `own`, which runs a product alone, or another variant of its kernel that is hardly slower, where it does all of

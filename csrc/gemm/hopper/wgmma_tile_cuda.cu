@@ -37,24 +37,27 @@ void run_scaled(const Context<Cuda>& context, int variant, const Product& p, con
 }
 
 void run(const Context<Cuda>& context, int variant, const Product& p, const ProductData& data) {
-  if (p.epilogue.residual) return run_ahead_of_norm(context, variant, p, data);
-  if (p.before == Before::norm_by_moments) return run_behind_norm(context, variant, p, data);
+  const bool scaled = p.a == DType::e4m3;
+  if (p.epilogue.residual) return (scaled ? run_e4m3_ahead_of_norm : run_ahead_of_norm)(context, variant, p, data);
+  if (p.before == Before::norm_by_moments)
+    return (scaled ? run_e4m3_behind_norm : run_behind_norm)(context, variant, p, data);
   if (p.epilogue.heads) return run_turned_tile(context, variant, p, data);
-  if (p.a == DType::e4m3)
+  if (scaled)
     return with_scaled_types(p, data, [&]<class E, class C>() { run_scaled<E, C>(context, variant, p, data); });
   const StoreArguments<const void*, AnyActivation> arguments{data.bias, {p.epilogue.activation}, data.c, nullptr};
   if (p.epilogue.gate == Gate::pairs) return run_tile<Gated>(context, "kernel wgmma_tile", variant, p, data, arguments);
   run_tile<Ungated>(context, "kernel wgmma_tile", variant, p, data, arguments);
 }
 
-// Of 16 bits; one ending of those that are not is_plain.
+// One ending of those that are not is_plain. Of E4M3 operands no sum is kept.
 bool has_ending(int variant, const Product& p) {
   const Epilogue& e = p.epilogue;
-  if (p.a == DType::e4m3) return false;
-  const bool plain_sums = e.activation == Activation::none && e.gate == Gate::none;
-  if (e.residual) return e.leaves_moments() && p.before == Before::nothing && !e.heads && plain_sums;
+  const bool scaled = p.a == DType::e4m3, plain_sums = e.activation == Activation::none && e.gate == Gate::none;
+  if (e.residual)
+    return (scaled ? e.after == After::moments && p.c != DType::e4m3 : e.leaves_moments()) &&
+           p.before == Before::nothing && !e.heads && plain_sums;
   if (!e.heads) return true;
-  return p.before == Before::nothing && plain_sums && TileShapes::kParts[variant] == 1 &&
+  return !scaled && p.before == Before::nothing && plain_sums && TileShapes::kParts[variant] == 1 &&
          holds_heads(e.heads, TileShapes::kVariants[variant].tile.columns);
 }
 
@@ -146,7 +149,9 @@ OwnGuess guess_e4m3(const Gpu& gpu, const Product& p) {
   OwnGuess best;
   for (const auto& [line, blocks, large] : kLines) {
     if (!supports(gpu, line.variant, p)) continue;
-    const int64_t waves = over(blocks_of(line.variant, p), gpu.sm_count * blocks);
+    // Of clusters not as many are there at once: 240 of 264 blocks were in one wave, 256 took twice as long.
+    const int64_t there = gpu.sm_count * blocks * (TileShapes::kVariants[line.variant].tile.split > 1 ? 15 : 16) / 16;
+    const int64_t waves = over(blocks_of(line.variant, p), there);
     const double us = microseconds(line, static_cast<double>(waves), p) * (reads_large_e4m3(p) ? large : 1);
     if (us < best.us) best = {line.variant, us};
   }

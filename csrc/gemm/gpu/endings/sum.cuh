@@ -11,19 +11,28 @@ struct SumArguments {
   const float* add;              // [n]
   const float* gamma = nullptr;  // of the LayerNorm that is pending, or any vector
   const float* gamma_out;        // of the norm that follows
+  const float* scale = nullptr;  // [n], of operands in E4M3
   PendingNorm norm = {};
   RowMoments moments;
   double inverse = 0;  // 1 / n
   const void* residual;
   void* c;
-  void* kept = nullptr;  // where the sum itself goes
-  bool centred = true;   // the norm that follows takes a mean off: without it moments are the squares alone
+  void* kept = nullptr;               // where the sum itself goes
+  uint8_t* copy = nullptr;            // of c in E4M3, of operands in E4M3, or nullptr
+  const float* copy_scale = nullptr;  // one, of the copy
+  bool centred = true;  // the norm that follows takes a mean off: without it moments are the squares alone
 };
 
 inline SumArguments sum_arguments(const Product& p, const ProductData& data) {
   const MomentData& by = data.by_moments;
-  SumArguments arguments{
-      .add = by.add, .gamma_out = by.gamma, .moments = by.moments, .residual = by.residual, .c = data.c};
+  SumArguments arguments{.add = by.add,
+                         .gamma_out = by.gamma,
+                         .scale = by.scale,
+                         .moments = by.moments,
+                         .residual = by.residual,
+                         .c = data.c,
+                         .copy = static_cast<uint8_t*>(data.copy),
+                         .copy_scale = data.copy_scale};
   if (p.epilogue.after == After::moments_beside) {
     arguments.kept = const_cast<void*>(by.residual);
     arguments.centred = p.epilogue.norm == NormKind::layer;
@@ -35,12 +44,12 @@ inline SumArguments sum_arguments(const Product& p, const ProductData& data) {
   return arguments;
 }
 
-// kKeep: nothing is pending on the residual, which becomes the sum.
-template <class E, class Shape, bool kKeep>
+// kKeep: nothing is pending on the residual, which becomes the sum. kScaled: the operands are E4M3.
+template <class E, class Shape, bool kKeep, bool kScaled = false>
 struct ResidualSum {
   using Arguments = SumArguments;
   using Staging = typename Shape::Staging;
-  static constexpr int kVectors = kKeep ? 2 : 3;
+  static constexpr int kGammaOut = kKeep ? 1 : 2, kScale = kGammaOut + 1, kVectors = kGammaOut + 1 + kScaled;
 
   const Arguments& arguments;
   int64_t m;
@@ -52,7 +61,10 @@ struct ResidualSum {
 
   __device__ ResidualSum(const Arguments& arguments, int64_t m, int n) : arguments(arguments), m(m), n(n) {}
   __device__ const float* vector(int i) const {
-    return i == 0 ? arguments.add : i == 1 && !kKeep ? arguments.gamma : arguments.gamma_out;
+    return i == 0           ? arguments.add
+           : i == kScale    ? arguments.scale
+           : i == kGammaOut ? arguments.gamma_out
+                            : arguments.gamma;
   }
   __device__ int64_t first_row() const { return row0 + Fragment::row(); }
 
@@ -76,6 +88,10 @@ struct ResidualSum {
       const float2 add = pair_of<0, Shape>(vectors, j), gamma = kKeep ? float2{} : pair_of<1, Shape>(vectors, j);
       float of_residual[2];
       Packed<E, 2>{residual[j][r]}.to_floats(of_residual);
+      if constexpr (kScaled) {
+        const float2 by = pair_of<kScale, Shape>(vectors, j);
+        x *= by.x, y *= by.y;
+      }
       x += of_residual[0] * scale[r].x + (gamma.x * scale[r].y + add.x);
       y += of_residual[1] * scale[r].x + (gamma.y * scale[r].y + add.y);
     });
@@ -96,7 +112,7 @@ struct ResidualSum {
         total[r] += of_x + of_y;
         squares[r] += of_x * of_x + of_y * of_y;
       }
-      const float2 gamma_out = pair_of<kVectors - 1, Shape>(vectors, j);
+      const float2 gamma_out = pair_of<kGammaOut, Shape>(vectors, j);
       x *= gamma_out.x, y *= gamma_out.y;
     });
     Staging::template stage<E>(memory, sums);
@@ -107,6 +123,10 @@ struct ResidualSum {
     }
     add_moments(arguments.moments, first_row(), m, count, shift, total, squares);
     store(memory, arguments.c);
+    if constexpr (kScaled)
+      if (arguments.copy != nullptr)
+        store_staged<Staging, E, e4m3_t, Activation::none, Gate::none>(
+            memory, {arguments.copy, m, n, 1 / *arguments.copy_scale}, row0, column0);
   }
 
  private:
@@ -119,6 +139,8 @@ template <class E, class Shape>
 using Summing = ResidualSum<E, Shape, false>;
 template <class E, class Shape>
 using Keeping = ResidualSum<E, Shape, true>;
+template <class E, class Shape>
+using ScaledSumming = ResidualSum<E, Shape, false, true>;
 
 }  // namespace
 }  // namespace ftbert
