@@ -89,21 +89,23 @@ def test_a_norm_is_contained_where_that_is_faster_than_what_the_product_runs(
     assert two_kernels.algorithm is None and two_kernels.us == (6.0,) and two_kernels.default_us == (10.0,)
 
 
-@pytest.mark.parametrize("c", ["fp16", "e4m3"])
+@pytest.mark.parametrize("types", ["e4m3 e4m3 fp16", "e4m3 e4m3 e4m3", "byte_rows int8 fp16"])
 @pytest.mark.parametrize("us, error, wins", [(9.9, 1e-4, False), (7.0, 1e-4, True), (7.0, 0.1, False)])
 @pytest.mark.parametrize("kernel", [WGMMA_TILE, "wgmma_persistent"])
 def test_of_products_with_scales_only_our_own_kernels_compete(
-    monkeypatch: pytest.MonkeyPatch, c: str, us: float, error: float, wins: bool, kernel: str
+    monkeypatch: pytest.MonkeyPatch, types: str, us: float, error: float, wins: bool, kernel: str
 ) -> None:
-    """And what the rule chooses is what they are compared with, in time and in error, however few rows there are."""
+    """And what the rule chooses is what they are compared with, in time and in error. In E4M3 it decides alone up to as many
+    rows as norms are deferred of."""
     runs, other = FakeAlgorithm(3, 10.0, kernel, 0.05), FakeAlgorithm(4, us, WGMMA_TILE, 0.05 + error)
-    fake_gpu(monkeypatch, [FakeAlgorithm(1, 1.0)], [runs, other], in_force=runs, refused=(192, 64))
-    asked = Product(f"e4m3 e4m3 {c}", 3072, 768, bias=True)
+    fake_gpu(monkeypatch, [FakeAlgorithm(1, 1.0)], [runs, other], in_force=runs, refused=(1088, 192, 64))
+    asked = Product(types, 3072, 768, bias=True)
     known = [Row(asked, 129, 192, (7,) * 8), Row(asked, 129, 192, None)]
-    for first, last in ((129, 192), (49, 64)):
+    for first, last in ((1025, 1088), (129, 192), (49, 64)):
         made = ProductTuner(asked, known=known).row(first, last)
-        assert made.algorithm == (Own(WGMMA_TILE, "4") if wins else Own(kernel, "3"))
-        assert made.default_us == (10.0,) and made.tuned == wins
+        by_rule = "e4m3" in types and last <= 1024
+        assert made.algorithm == (None if by_rule else Own(WGMMA_TILE, "4") if wins else Own(kernel, "3"))
+        assert made.default_us == (10.0,) and made.tuned == (wins and not by_rule)
 
 
 @pytest.mark.parametrize("word", [*DTYPES, "e4m3"])

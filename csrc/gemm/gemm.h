@@ -10,7 +10,8 @@
 namespace ftbert {
 
 // c = a @ b for each of product.batch, without an epilogue. C is T, or float where the next step wants the sums
-// unrounded (attention scores); the types of `product` are those of the arguments.
+// unrounded (attention scores); the types of `product` are those of the arguments. On a GPU a has memory for
+// rows_in_tiles(m) rows where the batch is one and b is [n, k].
 template <class Device, class T, class C>
 void gemm(Context<Device>& context, const Product& product, const T* a, const T* b, C* c);
 

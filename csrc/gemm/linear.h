@@ -81,7 +81,8 @@ struct Made {
 // scales of matrices, of an operand and of a result in E4M3 lie on the device and are known before the call: kernels
 // read them while the one ahead may still be at work. With a gate the result is [m, n / 2], and `out` has room behind
 // it for the [m, n] numbers of T that add_bias_gate reads where the product does not apply it. In one piece a and out
-// have room for kGemmRowSlack more rows. On a GPU a always has memory for rows_in_tiles(m) rows.
+// have room for kGemmRowSlack more rows. On a GPU a always has memory for rows_in_tiles(m) rows, and so
+// has the stream of a residual.
 template <class Device, class T>
 Made<T> linear(Context<Device>& context, const Linear<T>& linear, const Edge<T>& a, int64_t m, const Ending<T>& wish,
                const Operand& out);
@@ -118,6 +119,7 @@ template <class Device>
 inline constexpr int64_t kGemmRowSlack = 15;
 template <>
 inline constexpr int64_t kGemmRowSlack<Cuda> = 63;
+static_assert(kReadRows % (kGemmRowSlack<Cuda> + 1) == 0, "rows that are computed lie within those that are read");
 template <class Device>
 int64_t gemm_rows(const Context<Device>& context, int64_t rows);
 
@@ -132,7 +134,8 @@ int64_t product_rows(const Context<Cuda>& context, const Linear<T>& linear, int6
 // Packed tokens give every m. Padding m is nearly free where tiles have 64 rows, except below 32 rows (19 that ran as
 // 32 were up to 5.5 % behind) and where there are many: at most 1.6 % more of them from 1024 on.
 inline int64_t cuda_gemm_rows(int64_t rows) {
-  const int64_t step = rows <= 32 ? 8 : rows <= 128 ? 16 : rows <= 1024 || rows > 4096 ? 64 : 32;
+  constexpr int64_t kMost = kGemmRowSlack<Cuda> + 1;
+  const int64_t step = rows <= 32 ? 8 : rows <= 128 ? 16 : rows <= 1024 || rows > 4096 ? kMost : 32;
   return (rows + step - 1) / step * step;
 }
 

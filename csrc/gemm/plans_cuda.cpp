@@ -295,7 +295,7 @@ Plan ProductPlans::make(const PlanKey& key, const CublasEpilogue& epilogue, cons
       p.batch == 1 && p.b_transposed && !key.tf32 && std::min({key.align_a, key.align_b, key.align_c}) >= 16;
   const TunedRow* row = plain ? row_of(p, table) : nullptr;
   const bool proposal = row && row->is_first_proposal() && !has_scales(p);  // cuBLASLt proposes none with scales
-  plan.by_row = row != nullptr;
+  plan.by_row = row && (proposal || !row->is_first_proposal());
   if (row && !proposal && follows(key, *row, plan)) {
     plan.supported = true;
     return plan;

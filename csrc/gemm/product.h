@@ -16,9 +16,10 @@ namespace ftbert {
 // activation(column 2i). c then has half as many.
 enum class Gate { none, pairs };
 
-// On a GPU kernels read rows of a up to the end of the last tile: whatever stands there, results do not depend on it.
-inline constexpr int64_t kTileRows = 128;
-constexpr int64_t rows_in_tiles(int64_t rows) { return (rows + kTileRows - 1) / kTileRows * kTileRows; }
+// On a GPU kernels read rows of a up to the end of the last tile of so many rows: whatever stands there, results do not
+// depend on it.
+inline constexpr int64_t kReadRows = 128;
+constexpr int64_t rows_in_tiles(int64_t rows) { return (rows + kReadRows - 1) / kReadRows * kReadRows; }
 
 // What a product does with the rows of a before it multiplies them.
 enum class Before {

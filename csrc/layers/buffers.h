@@ -14,8 +14,8 @@ namespace ftbert {
 // (add_qkv_bias, product, softmax, product, transpose), which takes any head size.
 enum class AttentionPath { fused, general };
 
-// Rows that hidden states must have room for: products may compute a few more (kGemmRowSlack), and on a GPU read up to
-// the end of a tile, whose rows are a multiple of those that they compute.
+// Rows that hidden states must have room for: products may compute a few more (kGemmRowSlack), and on a GPU read more
+// still (rows_in_tiles).
 template <class Device>
 constexpr int64_t rows_with_slack(int64_t rows) {
   return std::is_same_v<Device, Cuda> ? rows_in_tiles(rows) : rows + kGemmRowSlack<Device>;

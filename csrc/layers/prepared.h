@@ -29,7 +29,7 @@ struct DeferralLimits {
   int64_t by_reader = 0;      // with a cache: where each layer has norms before its blocks alone
   int64_t by_moments = 0;     // where each has LayerNorms with a beta behind its sums, or norms before its blocks
   std::vector<bool> pays;     // by moments, by gemm_rows; empty: $FTBERT_DEFERRED_NORM asks for it, paying or not
-  std::vector<size_t> kinds;  // of layers, by moments: the first of each
+  std::vector<size_t> kinds;  // by moments: a layer for each way in which the matrices of one are stored
   std::string refusal = "only 16-bit elements on a GPU";  // why there are none by moments
 };
 

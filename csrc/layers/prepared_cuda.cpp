@@ -36,11 +36,17 @@ int64_t most_deferred_tokens() { return asked_deferred_tokens().value_or(kMostDe
 
 template <class T>
 bool in_e4m3(const Linear<T>& linear) {
-  return linear.weight.format->numbers == DType::e4m3;
+  return linear.weight.format == &formats::e4m3;
 }
 template <class T>
 bool any_in_e4m3(const Layer<T>& layer) {
   return in_e4m3(layer.qkv) || in_e4m3(layer.out) || in_e4m3(layer.up) || in_e4m3(layer.down);
+}
+
+// What the first layer's stream was normed by.
+template <class T>
+const Norm<T>& norm_ahead(const Weights<T>& weights) {
+  return weights.embedding_projection.weight.n > 0 ? weights.projection_norm : weights.embedding_norm;
 }
 
 // Of a layer whose norms are deferred by moments: qkv, out, up, down.
@@ -94,7 +100,7 @@ std::string refusal(const Context<Cuda>& context, const ModelConfig& c, const We
   if (first.norm_place == NormPlace::post && weights.final_norm) return "a norm follows the last layer's";
   const bool scaled = std::any_of(weights.layers.begin(), weights.layers.end(), any_in_e4m3<T>);
   if (scaled && first.norm_place == NormPlace::pre) return "sums that no norm precedes have no known scale in e4m3";
-  if (scaled && !weights.embedding_norm.is_layernorm_with_beta())
+  if (scaled && !norm_ahead(weights).is_layernorm_with_beta())
     return "no LayerNorm with gamma and beta precedes the first layer";
   if (c.hidden > kMostColumns) return "hidden is more than " + std::to_string(kMostColumns);
   for (const LayerConfig& layer : c.layers)
@@ -105,13 +111,13 @@ std::string refusal(const Context<Cuda>& context, const ModelConfig& c, const We
     for (const Linear<T>* linear : {&layer.qkv, &layer.out, &layer.up, &layer.down}) {
       const Matrix& weight = linear->weight;
       if (weight.format != kFormat<T> && !in_e4m3(*linear))
-        return "a matrix is stored as " + std::string(weight.format->name) + " or has scales";
+        return "a matrix is stored as " + std::string(weight.format->name);
       for (const void* pointer : {weight.data, static_cast<const void*>(linear->bias)})
         if (!weight.data || reinterpret_cast<uintptr_t>(pointer) % 16 != 0)
           return "a weight is missing or does not begin at 16 bytes";
     }
   }
-  if (!has_kernel(context, deferring_products(weights.layers.front(), most_deferred_tokens()).front()))
+  if (!has_kernel(context, deferring_products(weights.layers.front(), 1).front()))
     return "this GPU and this build have no kernel for products behind them";
   return "";
 }
@@ -173,7 +179,7 @@ void set_vectors(const Context<Cuda>& context, Weights<T>& weights, const Alloca
     SumVectors made{.add = add, .gamma = gamma, .scale = scales(linear, linear.input), .unscale = unscale};
     if (reader && in_e4m3(*reader)) {
       float* const scale = allocate(1);
-      const Norm<T>& of_residual = pending ? pending : weights.embedding_norm;
+      const Norm<T>& of_residual = pending ? pending : norm_ahead(weights);
       make_copy_scale(context, kDType<T>, of_residual.gamma, of_residual.beta, linear.weight, linear.input,
                       reader->input, unscale, scale);
       made.copy_scale = scale;
@@ -228,11 +234,15 @@ std::vector<size_t> kinds_of(const std::vector<Layer<T>>& layers) {
 
 // For each number of rows that calls of up to `tokens` tokens have: whether deferring is guessed to pay.
 template <class T>
-std::vector<bool> deferring_pays_by_rows(const Context<Cuda>& context, const Layer<T>& layer, int64_t tokens) {
+std::vector<bool> deferring_pays_by_rows(const Context<Cuda>& context, const std::vector<Layer<T>>& layers,
+                                         int64_t tokens) {
   std::vector<bool> pays(gemm_rows(context, tokens) + 1);
   for (int64_t most = 1; most <= tokens; most = gemm_rows(context, most) + 1) {
     const int64_t rows = gemm_rows(context, most);
-    pays[rows] = deferring_pays(context, deferring_products(layer, rows));
+    std::vector<Product> products;
+    for (const Layer<T>& layer : layers)
+      for (const Product& product : deferring_products(layer, rows)) products.push_back(product);
+    pays[rows] = deferring_pays(context, products);
   }
   return pays;
 }
@@ -250,8 +260,7 @@ DeferralLimits prepare(const Context<Cuda>& context, const ModelConfig& config, 
     if (!limits.refusal.empty()) return limits;
     limits.by_moments = most_deferred_tokens();
     limits.kinds = kinds_of(weights.layers);
-    if (!asked_deferred_tokens())
-      limits.pays = deferring_pays_by_rows(context, weights.layers.front(), limits.by_moments);
+    if (!asked_deferred_tokens()) limits.pays = deferring_pays_by_rows(context, weights.layers, limits.by_moments);
     set_vectors(context, weights, allocate);
   }
   return limits;

@@ -70,10 +70,10 @@ class Own:
 @dataclass(frozen=True)
 class Row:
     """One product for m from `first` to `last`, both included. algorithm: a kernel of ftbert's own, or
-    cublasLtMatmulAlgo_t as 8 words of 64 bit, or None: with a norm what the product without it runs was not
-    beaten; without one cuBLASLt's first proposal. us, default_us: microseconds at the m of `timed`, of the algorithm
-    and of cuBLASLt's first proposal, or of a product with scales what the rule chooses, with the norm that follows the
-    product in a layer, if one does."""
+    cublasLtMatmulAlgo_t as 8 words of 64 bit, or None. None of a product with a norm: the algorithm of the product
+    without it was not beaten. Of another one: cuBLASLt's first proposal, or where it has scales the rule's choice. us,
+    default_us: microseconds at the m of `timed`, of the algorithm and of cuBLASLt's first proposal, or of a product
+    with scales of the rule's choice, with the norm that follows the product in a layer, if one does."""
 
     product: Product
     first: int

@@ -150,7 +150,8 @@ class ProductTuner:
 
         Layers whose four products run wgmma_tile defer their norms, and other variants are the fastest in such layers
         than alone: BERT-large at 256 tokens takes 0.674 ms, with the variants that are the fastest alone 0.735 (H200).
-        So where the rule chooses that kernel up to 1024 rows there are no candidates.
+        So where the rule chooses that kernel up to 1024 rows there are no candidates. In E4M3 the rule decides up to
+        there which layers defer norms, by other variants than those of the product alone: the row names none.
 
         With a norm the candidates are the kernels that contain it, and what the product without it runs in this
         process, followed by the norm. Raises NothingProposed.
@@ -166,7 +167,8 @@ class ProductTuner:
             here = [row.algorithm for row in self._known if row.first <= last and first <= row.last]
             known = [bench.algorithm(words) for words in here if isinstance(words, tuple)]
             candidates += [*known, *bench.heuristics(), *self._winners.values()]
-        if runs.kernel == WGMMA_TILE and last <= _DEFERRED_ROWS and not scaled:
+        by_rule = last <= _DEFERRED_ROWS and self.product.types[0] == "e4m3"
+        if by_rule or (runs.kernel == WGMMA_TILE and last <= _DEFERRED_ROWS and not scaled):
             candidates = []
         new = {choice_of(a): a for a in candidates if all(choice_of(a) != choice_of(rival) for rival in rivals)}
         best = _fastest(bench, list(new.values()), 2, -(-bench.launches // 3))[:_FINALISTS]
@@ -180,7 +182,7 @@ class ProductTuner:
         algorithm = [*rivals, *best][winner]
         self._winners[choice_of(algorithm)] = algorithm
         contained = not self.product.normed or algorithm.kernel in WITH_NORM
-        chosen = choice_of(algorithm) if contained else None
+        chosen = choice_of(algorithm) if contained and not by_rule else None
         return Row(self.product, first, last, chosen, (last,), (us[winner],), (us[0],))
 
 

@@ -15,12 +15,14 @@
 #pragma once
 #include <cstdint>
 
+#include "gemm/product.h"
+
 namespace ftbert {
 
 inline constexpr int64_t kMostNormTiles = 8;  // side by side
 
 // Words of ProductData::moments, through which blocks exchange their rows' moments. Products of one stream may share
 // them if nobody else writes there and their turns are 0, 1, 2, ... in the order in which they run.
-constexpr int64_t exchanged_moment_count(int64_t m) { return (m + 127) / 128 * 128 * kMostNormTiles; }
+constexpr int64_t exchanged_moment_count(int64_t m) { return rows_in_tiles(m) * kMostNormTiles; }
 
 }  // namespace ftbert

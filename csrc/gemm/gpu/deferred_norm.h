@@ -3,8 +3,8 @@
 //   (LayerNorm(x) @ W^T + b) [row, n] = scale * (x gamma @ W^T) + shift * slope [n] + add [n],
 // scale = 1 / deviation, shift = -mean * scale, slope = W gamma, add = b + W beta. RMSNorm is the same with a mean of
 // 0: then the rows' sums are left at 0. gamma is no part of W: a copy of each matrix would round it a second time,
-// while x has few rows. Where weights are in E4M3, a copy of x gamma in E4M3 is multiplied: its scale need not be known
-// well, since rows with deviations apart by factors are stored as exactly. No CUDA header.
+// while x has few rows. Where weights are in E4M3, a copy of x gamma in E4M3 is multiplied. E4M3 rounds relative to a
+// number's size, so one scale serves rows with different deviations. No CUDA header.
 #pragma once
 #include <cstdint>
 
@@ -38,9 +38,9 @@ void make_correction_vectors(const Context<Cuda>& context, DType dtype, const Ma
 void make_product_scales(const Context<Cuda>& context, const Matrix& weight, const float* input, float* scales);
 
 // scale, one: of x gamma in E4M3, x = r @ weight^T added to rows of a LayerNorm by `gamma` and `beta` [n]. read: the
-// scale of r, whose rows are taken to have a sixth of its largest number as their deviation, or nullptr: 1; next: that
-// of LayerNorm(x). x may deviate by four times as much as these say without being past E4M3's largest number, and by
-// less than a hundredth before it is stored less exactly.
+// scale of r, whose rows are taken to deviate by a sixth of their largest number, or nullptr: by 1. next: the scale of
+// LayerNorm(x). There is room for rows with four times the deviation that follows from these; rows with a hundredth of
+// it lose nothing.
 void make_copy_scale(const Context<Cuda>& context, DType dtype, const void* gamma, const void* beta,
                      const Matrix& weight, const float* read, const float* next, const float* unscale, float* scale);
 

@@ -15,14 +15,12 @@ __device__ float number(E x) {
   return to_float(x);
 }
 
-__device__ float scale_of(const float* scales, bool by_rows, int row) {
-  return scales == nullptr ? 1.0f : scales[by_rows ? row : 0];
-}
+__device__ float scale_of(const float* scales, int row) { return scales == nullptr ? 1.0f : scales[row]; }
 
 // A warp for each of the weight's rows, W. scales: of them, or nullptr.
 template <class W, class E>
-__global__ void correction_vectors_kernel(const W* weight, const float* scales, bool by_rows, const E* bias,
-                                          const float* gamma, const E* beta, int n, int k, float* add, float* slope) {
+__global__ void correction_vectors_kernel(const W* weight, const float* scales, const E* bias, const float* gamma,
+                                          const E* beta, int n, int k, float* add, float* slope) {
   const int row = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
   if (row >= n) return;
   float with_gamma = 0, with_beta = 0;
@@ -31,7 +29,7 @@ __global__ void correction_vectors_kernel(const W* weight, const float* scales, 
     with_gamma += w * gamma[i];
     if (beta) with_beta += w * to_float(beta[i]);
   }
-  const float scale = scale_of(scales, by_rows, row);
+  const float scale = scale_of(scales, row);
   with_gamma = scale * reduce<32>(with_gamma, Sum());
   with_beta = scale * reduce<32>(with_beta, Sum());
   if (lane == 0) add[row] = (bias ? to_float(bias[row]) : 0.0f) + with_beta, slope[row] = with_gamma;
@@ -60,17 +58,16 @@ __global__ void sum_vectors_kernel(const E* bias, const E* beta, const E* gamma,
   if (lane == 0) *unscale = ldexpf(1, exponent);
 }
 
-__global__ void product_scales_kernel(const float* scales, bool by_rows, const float* input, int n, float* made) {
+__global__ void product_scales_kernel(const float* scales, const float* input, int n, float* made) {
   const int row = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-  if (row < n) made[row] = scale_of(scales, by_rows, row) * *input;
+  if (row < n) made[row] = scales[row] * *input;
 }
 
 // One block of kScaleWarps warps. scales: of the weight's rows, or nullptr.
 constexpr int kScaleWarps = 32;
 template <class W, class E>
-__global__ void copy_scale_kernel(const E* gamma, const E* beta, const W* weight, const float* scales, bool by_rows,
-                                  int n, int k, const float* read, const float* next, const float* unscale,
-                                  float* scale) {
+__global__ void copy_scale_kernel(const E* gamma, const E* beta, const W* weight, const float* scales, int n, int k,
+                                  const float* read, const float* next, const float* unscale, float* scale) {
   constexpr float kLargest = 448, kDeviations = 6, kRoom = 4;
   __shared__ float of_warps[kScaleWarps];
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = threadIdx.x % 32;
@@ -81,7 +78,7 @@ __global__ void copy_scale_kernel(const E* gamma, const E* beta, const W* weight
       const float w = number(weight[static_cast<int64_t>(row) * k + i]);
       squares += w * w;
     }
-    const float by = scale_of(scales, by_rows, row);
+    const float by = scale_of(scales, row);
     norms += by * by * reduce<32>(squares, Sum());
   }
   if (lane == 0) of_warps[warp] = norms;
@@ -136,15 +133,14 @@ void make_correction_vectors(const Context<Cuda>& context, DType dtype, const Ma
     with_numbers<E>(weight, [&](const auto* numbers, const float* scales) {
       using W = std::remove_cvref_t<decltype(*numbers)>;
       launch_kernel(context, "kernel make_correction_vectors", correction_vectors_kernel<W, E>, (weight.n + 7) / 8, 256,
-                    numbers, scales, weight.format->block == kWholeRow, of(bias), gamma, of(beta), weight.n, weight.k,
-                    add, slope);
+                    numbers, scales, of(bias), gamma, of(beta), weight.n, weight.k, add, slope);
     });
   });
 }
 
 void make_product_scales(const Context<Cuda>& context, const Matrix& weight, const float* input, float* scales) {
   launch_kernel(context, "kernel make_product_scales", product_scales_kernel, (weight.n + 255) / 256, 256,
-                weight.scales<float>(), weight.format->block == kWholeRow, input, weight.n, scales);
+                weight.scales<float>(), input, weight.n, scales);
 }
 
 void make_copy_scale(const Context<Cuda>& context, DType dtype, const void* gamma, const void* beta,
@@ -154,8 +150,8 @@ void make_copy_scale(const Context<Cuda>& context, DType dtype, const void* gamm
     with_numbers<E>(weight, [&](const auto* numbers, const float* scales) {
       using W = std::remove_cvref_t<decltype(*numbers)>;
       launch_kernel(context, "kernel make_copy_scale", copy_scale_kernel<W, E>, 1, 32 * kScaleWarps,
-                    static_cast<const E*>(gamma), static_cast<const E*>(beta), numbers, scales,
-                    weight.format->block == kWholeRow, weight.n, weight.k, read, next, unscale, scale);
+                    static_cast<const E*>(gamma), static_cast<const E*>(beta), numbers, scales, weight.n, weight.k,
+                    read, next, unscale, scale);
     });
   });
 }

@@ -34,7 +34,7 @@ constexpr bool reads_large_e4m3(const Product& p) {
 // Up to here cuBLASLt and wgmma_persistent were not measured product by product, wgmma_tile was in layers, which defer
 // their norms to the next product. By large weights cuBLASLt was the faster one from 65 rows on: with 77 to 118 rows of
 // 4096x4096, 4096x10240 and 12288x4096 (n x k, H200) it took 0.64 to 0.91 of the time of the best of ours, whose last
-// boxes then had rows beyond the edge (rows_of_last_box); without these it takes 0.96 to 1.17, and this limit is older.
+// boxes then had rows beyond the edge; without these it takes 0.96 to 1.17, and this limit is older.
 // With a gate inside, which is a kernel of its own behind cuBLASLt's product, ours took as long (20480x4096, 77 rows).
 // A layer with such a product does not defer its norms there, which was not measured.
 inline constexpr int64_t kFewRows = 1024;

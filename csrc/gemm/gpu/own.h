@@ -188,10 +188,10 @@ void run_own(const Context<Cuda>& context, const OwnChoice& own, const Product& 
 // than cuBLASLt's and `rotary` take.
 OwnChoice guess_product(const Gpu& gpu, const Product& product);
 
-// Whether products that defer norms by moments, those of a layer, take less than the same products alone and the norm
-// kernels behind two of them, as guessed. On Hopper those of 16 bits do for as many tokens as norms are deferred of at
-// most.
-bool deferring_pays(const Gpu& gpu, std::span<const Product> layer);
+// Whether products that defer norms by moments, those of one or more layers, take less than the same products alone and
+// the norm kernels behind two of each layer, as guessed. On Hopper those of 16 bits do for as many tokens as norms are
+// deferred of at most.
+bool deferring_pays(const Gpu& gpu, std::span<const Product> layers);
 
 // `own`, which runs a product alone, or another variant of its kernel that is hardly slower, where it does all of
 // `product`; else none: what the product alone does not do is faster as a kernel.

@@ -5,8 +5,8 @@
 
 namespace ftbert {
 
-// In boxes of up to kTileRows rows. The accelerator takes two or three times as long for a row beyond the edge as for
-// one that it reads, so the edge is where the last tile ends.
+// In boxes of so many rows. The accelerator takes two or three times as long for a row beyond the edge as for one that
+// it reads, so the edge is where the last tile of kReadRows ends: only larger boxes reach over it.
 inline CUtensorMap rows_map(const Product& p, const ProductData& data, int box_rows) {
   return tensor_map(data.a, p.a, rows_in_tiles(p.m), p.k, box_rows);
 }
