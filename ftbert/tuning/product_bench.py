@@ -19,7 +19,7 @@ from ftbert.tuning.gemm_table import described, tuner_module
 
 _AT_ONCE = 64  # graphs that exist at a time
 _AHEAD = 0.02  # less is no reason for a row
-_TILE_ROWS = 128  # up to a multiple of them kernels may read a (csrc/gemm/product.h)
+_READ_ROWS = 128  # up to a multiple of them kernels may read a (csrc/gemm/product.h)
 _EIGHT_BITS = ("e4m3", "e4m3"), ("byte_rows", "int8")
 _WEIGHT_BYTES = 160 << 20  # more than any L2 cache, and about what a BERT-base has
 
@@ -60,7 +60,7 @@ class Bench:
         else:
             elements = max(_WEIGHT_BYTES // size, self.launches * product.n * product.k)
             self._b = _operand("b", elements, of_b, self.device)
-            self._a = _operand("a", -(-m // _TILE_ROWS) * _TILE_ROWS * product.k, of_a, self.device)
+            self._a = _operand("a", -(-m // _READ_ROWS) * _READ_ROWS * product.k, of_a, self.device)
         of_bias = torch.float16 if of_c.itemsize == 1 else of_c
         self._bias = _operand("bias", 3 * product.n, of_bias, self.device)  # and gamma, beta
         self._ones = torch.ones(product.n, device=self.device)  # scales
